@@ -216,74 +216,45 @@ def analyze(
     studies = [study for study in _distinct(runs["study"]) if study != "train"]
     usual = [f"horovod-study run experiments/{study}.yaml" for study in studies] or ["python -m horovod_study.train"]
     usual.append("horovod-study report runs --out analysis")
-    return Analysis(
-        points=points,
-        curves=_curves(fitted),
-        breakdown=parts,
-        convergence=learning.curves,
-        learning=learning.learning,
-        targets=learning.targets,
-        nodes=boundary.by_nodes(placed),
-        boundary=boundary.boundaries(placed),
-        forecast=forecasts.table,
-        holdout=forecasts.document,
-        resources=resources.resources(table),
-        quantity_curves=resources.quantity_curves(quantities),
-        crossings=learning.crossings,
-        quantities={"fits": [resources.document(each) for each in quantities]},
-        synchronisation=waits,
-        sync_curves=synchronisation.curves(wait_laws, waits),
-        sync_fits=synchronisation.document(wait_laws),
-        transports=synchronisation.transports(communicating, turns),
-        batches=batched.cells,
-        knees=batched.knees,
-        batch_curves=batched.curves,
-        cycle=synchronisation.cycle_shares(runs),
-        usage=resources.usage(table),
-        losses=laps.losses(parts, points, attributed, baseline=baseline, skew_s=steps.mean_skew(table, accounts)),
-        attribution=attributed,
-        network={"machines": [dict(each) for each in networks]},
-        runs=run_profiles.runs_table(runs, points, accounts),
-        **({} if accounts is None else {"accounting": accounts, "run_profiles": profiles}),
-        **({} if accounting is None else {"load": resources.load(table, profiles)}),
-        fits={
-            "baseline": baseline,
-            "series": {name: _document(name, fit, points, baseline, unit) for name, fit in fitted.items()},
-        },
-        provenance={
-            **_provenance(runs, table, baseline),
-            "findings": _findings(table, points, parts, baseline),
-            "doubts": doubts,
-            "doubt_kinds": _kinds(doubts),
-            "commands": list(usual if commands is None else commands),
-            **({} if unit == SAMPLES else {"unit": unit}),
-        },
-    )
+    made: dict[str, Any] = {"points": points, "breakdown": parts, "curves": _curves(fitted)}
+    made |= {"convergence": learning.curves, "learning": learning.learning, "targets": learning.targets}
+    made |= {"nodes": boundary.by_nodes(placed), "boundary": boundary.boundaries(placed)}
+    made |= {"forecast": forecasts.table, "holdout": forecasts.document, "crossings": learning.crossings}
+    made |= {"resources": resources.resources(table), "quantity_curves": resources.quantity_curves(quantities)}
+    made |= {"quantities": {"fits": [resources.document(each) for each in quantities]}, "synchronisation": waits}
+    made |= {"sync_curves": synchronisation.curves(wait_laws, waits), "sync_fits": synchronisation.document(wait_laws)}
+    made |= {"transports": synchronisation.transports(communicating, turns), "attribution": attributed}
+    made |= {"batches": batched.cells, "knees": batched.knees, "batch_curves": batched.curves}
+    made |= {"cycle": synchronisation.cycle_shares(runs), "usage": resources.usage(table)}
+    skew_s = steps.mean_skew(table, accounts)
+    made["losses"] = laps.losses(parts, points, attributed, baseline=baseline, skew_s=skew_s)
+    made |= {"network": {"machines": [dict(each) for each in networks]}}
+    made["runs"] = run_profiles.runs_table(runs, points, accounts)
+    if accounting is not None:
+        made |= {"accounting": accounts, "run_profiles": profiles, "load": resources.load(table, profiles)}
+    documents = {name: _document(name, fit, points, baseline, unit) for name, fit in fitted.items()}
+    made["fits"] = {"baseline": baseline, "series": documents}
+    told = {**_provenance(runs, table, baseline), "findings": _findings(table, points, parts, baseline)}
+    told |= {"doubts": doubts, "doubt_kinds": _kinds(doubts), "commands": list(usual if commands is None else commands)}
+    return Analysis(**made, provenance=told if unit == SAMPLES else {**told, "unit": unit})
 
 
 def _provenance(runs: pd.DataFrame, table: pd.DataFrame, baseline: str) -> dict[str, Any]:
     """Return what was run, when (the first start and the last, ISO 8601), where, and how it was measured."""
     started = _distinct(runs["started"]) if "started" in runs.columns else []
     measured = table[scaling.measured(table)]
-    return {
-        "schema": SCHEMA,
-        "studies": _distinct(runs["study"]),
-        "partitions": _distinct(runs["partition"]),
-        "baseline": baseline,
-        "runs": {"total": len(runs), **runs["status"].value_counts().sort_index().to_dict()},
-        "started": started[:1] + started[-1:],
-        "failed": [
-            {f"{key}": _plain_value(value) for key, value in row.items()}
-            for row in scaling.failed_runs(table).to_dict("records")
-        ],
-        "environment": _environments(runs),
-        "measurement": _measurement(table),
-        "learning": {  # what all finished runs share; what they differ in is in the series
-            choice: _plain_value(measured[choice].iloc[0])
-            for choice in scaling.CHOICES
-            if measured[choice].nunique(dropna=False) == 1 and f"{measured[choice].iloc[0]}" != scaling.UNKNOWN
-        },
+    told = {"schema": SCHEMA, "studies": _distinct(runs["study"]), "partitions": _distinct(runs["partition"])}
+    states = {"total": len(runs), **runs["status"].value_counts().sort_index().to_dict()}
+    told |= {"baseline": baseline, "runs": states, "started": started[:1] + started[-1:]}
+    failed = scaling.failed_runs(table).to_dict("records")
+    told["failed"] = [{f"{key}": _plain_value(value) for key, value in row.items()} for row in failed]
+    told |= {"environment": _environments(runs), "measurement": _measurement(table)}
+    told["learning"] = {  # what all finished runs share; what they differ in is in the series
+        choice: _plain_value(measured[choice].iloc[0])
+        for choice in scaling.CHOICES
+        if measured[choice].nunique(dropna=False) == 1 and f"{measured[choice].iloc[0]}" != scaling.UNKNOWN
     }
+    return told
 
 
 def _fitted(scaled: pd.DataFrame, points: pd.DataFrame, baseline: str, seed: int) -> dict[str, SeriesFit]:

@@ -118,23 +118,16 @@ def _count(
     if known is None and speed.log_sd is not None and not odd:
         needed = stats.needed_blocks(speed.log_sd, tests=tests)
     shown = typical if odd and typical.known else speed.ratio
-    return {
-        "workers": int(rows[0]["workers"]),
-        **{f"{arm.lower()}_samples_per_s": stats.geometric_mean(_values(rows, arm, "samples_per_s")) for arm in "AB"},
-        **finite(speed),
-        **({} if known is None else {"exact": False}),
-        "turns": None if known is None else finite(known),
-        "p_holm": p_holm,
-        **{f"typical_{name.replace('value', 'ratio')}": value for name, value in finite(typical).items()},
-        "odd_blocks": odd,
-        "resolved": p_holm < stats.ALPHA and (speed.ratio.excludes(1) or typical.excludes(1)),
-        "ratios": np.exp(logs).tolist(),
-        **{f"{arm.lower()}_p90_over_median": float(np.median(each)) for arm, each in unrest.items()},
-        "p90_over_median": finite(stats.paired_ratio(unrest["A"], unrest["B"])),
-        "blocks_for_one_percent": needed,
-        "verdict": _verdict(shown, p_holm, needed, usually="typically " if shown is typical else ""),
-        "doubts": [*_doubts(rows, logs, odd, unrest, known, aim)],
-    }
+    rates = {f"{arm.lower()}_samples_per_s": stats.geometric_mean(_values(rows, arm, "samples_per_s")) for arm in "AB"}
+    told = {"workers": int(rows[0]["workers"]), **rates, **finite(speed)}
+    told |= {"turns": None} if known is None else {"exact": False, "turns": finite(known)}
+    told |= {"p_holm": p_holm, "odd_blocks": odd, "ratios": np.exp(logs).tolist(), "blocks_for_one_percent": needed}
+    told |= {f"typical_{name.replace('value', 'ratio')}": value for name, value in finite(typical).items()}
+    told |= {"resolved": p_holm < stats.ALPHA and (speed.ratio.excludes(1) or typical.excludes(1))}
+    told |= {f"{arm.lower()}_p90_over_median": float(np.median(each)) for arm, each in unrest.items()}
+    told |= {"p90_over_median": finite(stats.paired_ratio(unrest["A"], unrest["B"]))}
+    told["verdict"] = _verdict(shown, p_holm, needed, usually="typically " if shown is typical else "")
+    return {**told, "doubts": [*_doubts(rows, logs, odd, unrest, known, aim)]}
 
 
 def _blocks_for(known: RatioEstimate, half_width: float) -> int | None:
@@ -216,15 +209,10 @@ def _learning(blocks: Sequence[Block]) -> dict[str, Any]:
         text += f"; the losses of the first {steps} steps differ by up to {worst:.1e} of their size"
     if apart is not None:
         text += f"; the test MSE at the end differs by up to {100 * apart:.2f} %"
-    return {
-        "same_parameters": same,  # bit for bit, in every block
-        "alike": alike,
-        "first_steps": steps,  # whose losses were compared
-        "loss_difference": worst,
-        **{f"{arm}_test_mse": float(of.mean()) if len(of) else None for arm, of in zip("ab", known.T, strict=True)},
-        "test_mse_difference": apart,
-        "text": text,
-    }
+    told = {f"{arm}_test_mse": float(of.mean()) if len(of) else None for arm, of in zip("ab", known.T, strict=True)}
+    # same_parameters: bit for bit, in every block; first_steps: how many had their losses compared
+    told |= {"same_parameters": same, "alike": alike, "first_steps": steps, "loss_difference": worst}
+    return {**told, "test_mse_difference": apart, "text": text}
 
 
 _COLUMNS = {"blocks": "", "a_samples_per_s": ",.0f", "b_samples_per_s": ",.0f", "ratio": ".3f", "low": ".3f"}

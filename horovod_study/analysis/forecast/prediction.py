@@ -384,6 +384,7 @@ def _known(rows: pd.DataFrame, workers_per_node: int | None, network: SimpleName
     n = rows["workers"].to_numpy(dtype=np.float64)
     x = rows["samples_per_s"].to_numpy(dtype=np.float64)
     counts, group, log_rate = medians_at(n, np.log(x / n))
+    known = _Known(workers=counts, log_rate=log_rate, network=network, steps=None, share=None, level=False)
     nodes = np.full(len(counts), np.nan)
     if "nodes" in rows and rows["nodes"].notna().any():
         given = rows["nodes"].to_numpy(dtype=np.float64)
@@ -395,13 +396,14 @@ def _known(rows: pd.DataFrame, workers_per_node: int | None, network: SimpleName
         workers_per_node = int(np.max(np.ceil(counts[several] / nodes[several])))
     batch = rows["batch_size"].to_numpy(dtype=np.float64) if "batch_size" in rows else np.full(len(rows), np.nan)
     steady, fixed = np.ptp(batch) == 0, np.ptp(batch * n) <= 0.01 * np.max(batch * n)
-    steps, share = None, None
+    known.nodes, known.beyond, known.per_node = nodes, nodes > 1, workers_per_node
+    known.batch, known.strong = float(batch[0]) if steady else math.nan, bool(fixed and not steady)
     if np.isfinite(batch).all():
         table = pd.DataFrame({"n": n, "b": batch, "s": n * batch / x}).groupby(["n", "b"], as_index=False)["s"].median()
-        steps = StepModel(*(table[name].to_numpy() for name in "nbs"))
+        known.steps = StepModel(*(table[name].to_numpy() for name in "nbs"))
     if "sync_s" in rows:
         share = medians_at(n, np.clip(rows["sync_s"].to_numpy(dtype=np.float64) * x / (n * batch), 0.0, 0.99))[2]
-        share = share if np.isfinite(share).all() else None
+        known.share = share if np.isfinite(share).all() else None
     # Rows that are equal in everything may be copies: they say nothing about the spread. One wild run is three sigma.
     errors = (np.log(x / n) - log_rate[group])[~rows.duplicated().to_numpy()]
     away = np.abs(errors[errors != 0])
@@ -410,24 +412,12 @@ def _known(rows: pd.DataFrame, workers_per_node: int | None, network: SimpleName
     # Whether the largest two counts say that more workers no longer bring more: the throughput is level or falls.
     # Neighbours such as 7 and 8 say no such thing, for curves jump with divisibility, nor does the first step to two
     # nodes.
-    level, total = False, log_rate + np.log(counts)
     if len(counts) > 1:
+        total = log_rate + np.log(counts)
         wider, higher = math.log(counts[-1] / counts[-2]), total[-1] - total[-2]
-        level = bool(wider >= WIDER and higher <= LEVEL * wider and not (nodes[-2] == 1 and nodes[-1] > 1))
-    return _Known(
-        workers=counts,
-        log_rate=log_rate,
-        nodes=nodes,
-        beyond=nodes > 1,
-        noise=math.sqrt(total_squares / (2 + (len(errors) - len(counts)))),
-        share=share,
-        batch=float(batch[0]) if steady else math.nan,
-        steps=steps,
-        strong=bool(fixed and not steady),
-        per_node=workers_per_node,
-        level=level,
-        network=network,
-    )
+        known.level = bool(wider >= WIDER and higher <= LEVEL * wider and not (nodes[-2] == 1 and nodes[-1] > 1))
+    known.noise = math.sqrt(total_squares / (2 + (len(errors) - len(counts))))
+    return known
 
 
 def _predict_series(

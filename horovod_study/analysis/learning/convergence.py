@@ -142,16 +142,10 @@ def _curve_rows(cell: _Cell) -> Iterator[dict[str, Any]]:
     table = pd.concat(pd.DataFrame({name: run[name] for name in _EVALUATED}) for run in cell["runs"])
     for _, rows in table.groupby("samples", sort=True):
         middle = {name: _finite(np.median(rows[name])) for name in _EVALUATED}
-        yield {
-            **cell,
-            **middle,
-            **{f"{name}_median": value for name, value in middle.items()},
-            "samples": int(rows["samples"].iloc[0]),
-            "evaluations": len(rows),
-            "test_mse_min": _finite(rows["test_mse"].min()),
-            "test_mse_max": _finite(rows["test_mse"].max()),
-            "efficiency": cell["floor_mse"] / middle["test_mse"],
-        }
+        told = {**cell, **middle, **{f"{name}_median": value for name, value in middle.items()}}
+        told |= {f"test_mse_{end}": _finite(rows["test_mse"].agg(end)) for end in ("min", "max")}
+        told |= {"samples": int(rows["samples"].iloc[0]), "evaluations": len(rows)}
+        yield {**told, "efficiency": cell["floor_mse"] / middle["test_mse"]}
 
 
 def _learning_row(cell: _Cell) -> dict[str, Any]:
@@ -161,16 +155,12 @@ def _learning_row(cell: _Cell) -> dict[str, Any]:
     finals = sorted(each["test_mse"][-1] for each in cell["runs"])
     ended = [each for each in by_best if math.isfinite(each["test_mse"][-1])]
     at_best = {name: float(run[name][place]) if math.isfinite(best) else math.nan for name in _EVALUATED}
-    return {
-        **cell,
-        "diverged": len(finals) - len(ended),
-        "evaluations": int(np.median([len(each["samples"]) for each in cell["runs"]])),
-        **dict(zip(("best_mse_median", "best_mse_min", "best_mse_max"), (best, bests[0], bests[-1]), strict=True)),
-        **{f"best_{name}": value for name, value in at_best.items()},
-        "final_mse_median": _finite(finals[len(finals) // 2]),
-        "efficiency": cell["floor_mse"] / best,
-        **dict(zip(("rate", "rate_low", "rate_high", "rate_interval"), _rate(ended, run), strict=True)),
-    }
+    told = {**cell, "diverged": len(finals) - len(ended), "efficiency": cell["floor_mse"] / best}
+    told["evaluations"] = int(np.median([len(each["samples"]) for each in cell["runs"]]))
+    told |= {"best_mse_median": best, "best_mse_min": bests[0], "best_mse_max": bests[-1]}
+    told |= {f"best_{name}": value for name, value in at_best.items()}
+    told["final_mse_median"] = _finite(finals[len(finals) // 2])
+    return told | dict(zip(("rate", "rate_low", "rate_high", "rate_interval"), _rate(ended, run), strict=True))
 
 
 def _rate(runs: Sequence[_Run], median_run: _Run) -> tuple[float, float, float, str]:
@@ -271,18 +261,17 @@ def _needed(met: Sequence[dict[str, Any]]) -> dict[str, Any]:
     row = {name: math.nan if own is None else own[name] for name in _NEEDED}
     bounds = {f"{name}_at_least": _middle(run[name] for run in met) for name in _NEEDED} if own is None else {}
     first = own is not None and own["at_first"]
-    return {
+    told = {
         **row,
         **bounds,
         "reached": len(times),
         "censored": own is None,
-        "train_s_min": min(times, default=math.nan),
-        "train_s_max": max(times) if len(times) == len(met) else math.nan,
-        "samples_per_s": _over(row["samples"], row["train_s"]),
-        "overhead": _over(row["wall_s"], row["train_s"]),
         "outside_s": row["wall_s"] - row["train_s"],
-        "note": "met at the first evaluation: reached at this time or earlier" if first else "",
     }
+    told["train_s_min"] = min(times, default=math.nan)
+    told["train_s_max"] = max(times) if len(times) == len(met) else math.nan
+    told |= {"samples_per_s": _over(row["samples"], row["train_s"]), "overhead": _over(row["wall_s"], row["train_s"])}
+    return told | {"note": "met at the first evaluation: reached at this time or earlier" if first else ""}
 
 
 def _split(met: Sequence[dict[str, Any]], base: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -296,15 +285,11 @@ def _split(met: Sequence[dict[str, Any]], base: Sequence[dict[str, Any]]) -> dic
         return row | {"speedup_at_most": _over(first["train_s"], _middle(run["train_s"] for run in met))}
     rate = _over(own["samples"], own["train_s"])
     same = _over(first["samples"], rate)
-    row |= {
-        "statistical_efficiency": _over(first["samples"], own["samples"]),
-        "throughput_ratio": _over(rate, _over(first["samples"], first["train_s"])),
-        "speedup": _over(first["train_s"], own["train_s"]),
-        "same_samples_s": same,
-        "more_samples_s": own["train_s"] - same,
-        "overhead_ratio": _over(_over(first["wall_s"], first["train_s"]), _over(own["wall_s"], own["train_s"])),
-        "speedup_wall": _over(first["wall_s"], own["wall_s"]),
-    }
+    ratios = {"statistical_efficiency": "samples", "speedup": "train_s", "speedup_wall": "wall_s"}
+    row |= {name: _over(first[of], own[of]) for name, of in ratios.items()}
+    row["throughput_ratio"] = _over(rate, _over(first["samples"], first["train_s"]))
+    row["overhead_ratio"] = _over(_over(first["wall_s"], first["train_s"]), _over(own["wall_s"], own["train_s"]))
+    row |= {"same_samples_s": same, "more_samples_s": own["train_s"] - same}
     ends = (math.nan, math.nan)
     if base is met:
         ends = (1.0, 1.0)

@@ -99,22 +99,13 @@ def find_rate(rates: Floats, losses: Floats) -> RangeTest:
         suggested, reason = steepest, "the steepest descent, as the loss never diverged"
         if steepest is None:
             reason = "none; the loss fell too briefly to say where"
-    return RangeTest(
-        course={"low": float(rates[0]), "high": float(rates[-1]), "steps": len(rates)},
-        rates=rates,
-        losses=losses,
-        smooth=smooth,
-        window=window,
-        lowest_rate=lowest_rate,
-        lowest_loss=float(smooth[lowest]),
-        steepest_rate=steepest,
-        slope=slope,
-        diverged_rate=diverged_rate,
-        careful_rate=careful,
-        suggested=suggested,
-        reason=reason if suggested is None else f"lr {suggested:.2g}, {reason}",
-        doubts=tuple(_doubts(rates, smooth, (steepest, diverged_rate, suggested), descended)),
-    )
+    found = RangeTest(rates=rates, losses=losses, smooth=smooth, window=window, slope=slope, careful_rate=careful)
+    found.course = {"low": float(rates[0]), "high": float(rates[-1]), "steps": len(rates)}
+    found.lowest_rate, found.lowest_loss = lowest_rate, float(smooth[lowest])
+    found.steepest_rate, found.diverged_rate, found.suggested = steepest, diverged_rate, suggested
+    found.reason = reason if suggested is None else f"lr {suggested:.2g}, {reason}"
+    found.doubts = tuple(_doubts(rates, smooth, (steepest, diverged_rate, suggested), descended))
+    return found
 
 
 def _steepest(rates: Floats, smooth: Floats) -> tuple[float | None, float | None]:

@@ -76,11 +76,11 @@ def account_run(run: RecordedRun, *, views: bool = False, profile: bool = False)
     hosts = [str(each.get("host", "")) for each in run.record.effective.get("ranks") or ()]
     shares: list[Floats] = []
     ends: dict[int, int] = {}
-    between: dict[str, Any] = {"outside": None, "epoch_steps": math.nan, "epoch_samples": math.nan}
+    found = RunAccount(run=run.name, outside=None, epoch_steps=math.nan, epoch_samples=math.nan)
     for rank, columns in run.rows.items():
         every = np.asarray(columns["step"])
         if not ends:
-            between = _between(run, columns, every)
+            vars(found).update(_between(run, columns, every))
         ends[rank] = int(every.max())
         timed = every >= run.first_step
         if not timed.any():
@@ -92,40 +92,34 @@ def account_run(run: RecordedRun, *, views: bool = False, profile: bool = False)
         shares += [] if share is None else [share]
         del columns  # of a long run, before those of the next rank are there
     means = folded(np.array(values)).mean(axis=0) if ranks else np.full(len(PARTS), np.nan)
-    why_not = _why_not(run, ranks, ends, means)
-    residual = None if why_not else _over_ranks(shares, ranks, means)
+    vars(found).update({name: getattr(run, name) for name in ("state", "workers", "first_step")})
+    vars(found).update({name: getattr(run.record, name) for name in ("reason", "repeat")})
+    for name in ("steps", "excluded"):
+        setattr(found, name, max((getattr(rank, name) for rank in ranks), default=0))
+    found.ranks, found.parts_s = tuple(ranks), dict(zip(PARTS, means.tolist(), strict=True))
+    found.why_not = _why_not(run, ranks, ends, means)
+    found.residual = None if found.why_not else _over_ranks(shares, ranks, means)
     shares.clear()
-    incomplete = bool(run.missing) or len(set(ends.values())) > 1
-    pop, skew_s = None, math.nan
-    if run.workers > 1 and len(ranks) == run.workers and not incomplete and not why_not:
-        pop, skew_s = waiting(align(run.rows, workers=run.workers, from_step=run.first_step))
-    seen, why_not_seen, measured = None, "", run.synchronisation is not None  # and worth its arrays
+    found.incomplete = bool(run.missing) or len(set(ends.values())) > 1
+    found.pop, found.skew_s = None, math.nan
+    if run.workers > 1 and len(ranks) == run.workers and not found.incomplete and not found.why_not:
+        found.pop, found.skew_s = waiting(align(run.rows, workers=run.workers, from_step=run.first_step))
+    seen, found.why_not_seen, measured = None, "", run.synchronisation is not None  # and worth its arrays
     if (views or measured) and run.workers == 1:
-        why_not_seen = "one worker synchronises with nobody"
+        found.why_not_seen = "one worker synchronises with nobody"
     elif views or measured:
         try:
             seen = observe_run(run)
         except (AnalysisError, RecordError) as error:
-            why_not_seen = str(error).partition(": ")[2]
-    told = {"ranks": tuple(ranks), "residual": residual, "why_not": why_not, "pop": pop, "skew_s": skew_s, **between}
-    return RunAccount(
-        run=run.name,
-        **{name: getattr(run, name) for name in ("state", "workers", "first_step")},
-        **{name: getattr(run.record, name) for name in ("reason", "repeat")},
-        **{name: max((getattr(rank, name) for rank in ranks), default=0) for name in ("steps", "excluded")},
-        **told,
-        parts_s=dict(zip(PARTS, means.tolist(), strict=True)),
-        excluded_by=timed_from(run.record)[1],
-        notes=tuple(_notes(run, ranks, ends, incomplete=incomplete)),
-        incomplete=incomplete,
-        open_rank=max((rank for rank in ranks if rank.open_steps), key=lambda rank: rank.gap_s, default=None),
-        seen=seen if views else None,  # arrays as long as the run
-        why_not_seen=why_not_seen,
-        left_out=answer_of(run)[0],
-        stalls=stalls_over([rank.stalls for rank in ranks]),
-        taken=decompose_observation(seen) if seen is not None and measured else None,
-        profile=None if course is None else course.profile(run.system_samples(SAMPLED)),
-    )
+            found.why_not_seen = str(error).partition(": ")[2]
+    found.seen = seen if views else None  # arrays as long as the run
+    found.taken = decompose_observation(seen) if seen is not None and measured else None
+    found.excluded_by, found.left_out = timed_from(run.record)[1], answer_of(run)[0]
+    found.notes = tuple(_notes(run, ranks, ends, incomplete=found.incomplete))
+    found.open_rank = max((rank for rank in ranks if rank.open_steps), key=lambda rank: rank.gap_s, default=None)
+    found.stalls = stalls_over([rank.stalls for rank in ranks])
+    found.profile = None if course is None else course.profile(run.system_samples(SAMPLED))
+    return found
 
 
 def _between(run: RecordedRun, columns: Mapping[str, Any], every: NDArray[np.int64]) -> dict[str, Any]:
@@ -212,25 +206,17 @@ def _rank(
     gap = np.abs(np.subtract(covered, values, out=covered), out=covered)
     worst = int(np.argmax(gap))
     laps = [name for part, name in zip(PARTS, _COLUMNS, strict=True) if part in known and part != "step"]
-    own = SimpleNamespace(
-        rank=rank,
-        host=host,
-        first=int(every.min()),
-        last=int(every.max()),
-        steps=len(step),
-        excluded=len(every) - len(step),
-        # Steps are in order nearly always, which is quicker to see than how many different ones there are.
-        holes=int(every.max() - every.min()) + 1 - len(every if (every[1:] > every[:-1]).all() else np.unique(every)),
-        gap_step=int(step[worst]),
-        open_steps=int((gap > CLOSES_S).sum()) if has_laps else 0,
-        parts_s=means,
-        residual=None,
-        gap_s=float(gap[worst]) if has_laps else math.nan,
-        partial_laps={part: nulls[part] for part in PARTS if has_laps and part in known and nulls[part]},
-        stalls=stalls_of(values, lambda name: np.nan_to_num(column(name)), laps),
-    )
+    first, last = int(every.min()), int(every.max())
+    own = SimpleNamespace(rank=rank, host=host, first=first, last=last, steps=len(step))
+    own.excluded, own.gap_step, own.parts_s, own.residual = len(every) - len(step), int(step[worst]), means, None
+    # Steps are in order nearly always, which is quicker to see than how many different ones there are.
+    own.holes = last - first + 1 - len(every if (every[1:] > every[:-1]).all() else np.unique(every))
+    own.gap_s, own.open_steps, own.partial_laps = math.nan, 0, {}
+    own.stalls = stalls_of(values, lambda name: np.nan_to_num(column(name)), laps)
     if not has_laps:
         return own, None
+    own.gap_s, own.open_steps = float(gap[worst]), int((gap > CLOSES_S).sum())
+    own.partial_laps = {part: nulls[part] for part in PARTS if part in known and nulls[part]}
     share = np.divide(residual, values, out=np.zeros(len(step)), where=values > 0)
     place = int(np.argmax(np.abs(share)))
     own.residual = SimpleNamespace(mean=means["residual"] / means["step"], **_quantiles(share.copy()))
@@ -560,13 +546,8 @@ def outside_of(
         where = "after each epoch"
     elif len(apart) > 1 and usual > 1 and (np.abs(apart - usual) <= 1).mean() >= _MOST:
         where = f"every {usual:.0f} steps"
-    return SimpleNamespace(
-        seconds=seconds,
-        share=seconds / (seconds + float(step_s.sum())) if seconds else 0.0,
-        gaps=most,
-        gap_s=float(gaps[longest].mean()),
-        where=where,
-    )
+    share = seconds / (seconds + float(step_s.sum())) if seconds else 0.0
+    return SimpleNamespace(seconds=seconds, share=share, gaps=most, gap_s=float(gaps[longest].mean()), where=where)
 
 
 def stalls_of(step_s: Floats, column: Callable[[str], Floats], laps: Sequence[str]) -> SimpleNamespace | None:
@@ -588,14 +569,10 @@ def stalls_of(step_s: Floats, column: Callable[[str], Floats], laps: Sequence[st
     epoch = column("epoch")
     first = np.diff(epoch, prepend=epoch[:1] - 1) != 0
     cause = next((name for name in (worst, "sync_s") if own.get(name, 0.0) >= excess / 2), "several")
-    return SimpleNamespace(
-        count=len(places),
-        of=len(step_s),
-        mean_s=excess / len(step_s),
-        longest_s=float(step_s[places].max()),
-        lap=cause.removesuffix("_s"),
-        opening=bool(first[places].mean() > 1 / 2),
-    )
+    found = SimpleNamespace(count=len(places), of=len(step_s), mean_s=excess / len(step_s))
+    found.longest_s, found.lap = float(step_s[places].max()), cause.removesuffix("_s")
+    found.opening = bool(first[places].mean() > 1 / 2)
+    return found
 
 
 def stalls_over(ranks: Sequence[SimpleNamespace | None]) -> SimpleNamespace | None:

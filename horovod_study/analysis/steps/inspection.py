@@ -64,38 +64,23 @@ def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:
     if doubt := (record.totals.get("steady") or {}).get("doubt"):
         doubts.append(str(doubt))
     beside = beside or RunSideFiles(why_no_system="not looked at")
-    system, system_doubts = _system(run, beside)
-    doubts += system_doubts
-    ablation, why_no_ablation = answer_of(run)
+    found = Inspection(name=run.name, directory=str(run.directory), state=run.state, reason=record.reason)
+    found.facts = {**facts(record, "study", "started", "finished"), "workers": run.workers}
+    found.facts |= {"hosts": list(dict.fromkeys(hosts))}
+    found.facts |= {name: record.effective.get(name, record.requested.get(name)) for name in _FACTS}
     timer = record.effective.get("timer_mode")
+    timer = timer.get("value") if isinstance(timer, Mapping) else record.requested.get("timer_mode")
+    found.facts |= {"timer_mode": timer, **{name: record.totals.get(name) for name in ("samples_per_s", "window_s")}}
+    excluded = int((everything.step < first).sum())
+    found.window = {"first_step": first, "by": by, "excluded": excluded, "steps": len(rows.step)}
+    found.rows_lost = None if lost is None else counts
+    found.ablation, found.why_no_ablation = answer_of(run)
+    found.system, system_doubts = _system(run, beside)
     files = {"timeline": [beside.timeline] if beside.timeline else [], "profile": beside.profiles}
-    return Inspection(
-        name=run.name,
-        directory=str(run.directory),
-        state=run.state,
-        reason=record.reason,
-        facts={
-            **facts(record, "study", "started", "finished"),
-            "workers": run.workers,
-            "hosts": list(dict.fromkeys(hosts)),
-            **{name: record.effective.get(name, record.requested.get(name)) for name in _FACTS},
-            "timer_mode": timer.get("value") if isinstance(timer, Mapping) else record.requested.get("timer_mode"),
-            **{name: record.totals.get(name) for name in ("samples_per_s", "window_s")},
-        },
-        window={
-            "first_step": first, "by": by, "excluded": int((everything.step < first).sum()), "steps": len(rows.step)
-        },
-        rows_lost=None if lost is None else counts,
-        ablation=ablation,
-        why_no_ablation=why_no_ablation,
-        system=system,
-        recorded_beside={kind: [str(path) for path in paths] for kind, paths in files.items() if paths},
-        doubts=doubts,
-        ranks=_ranks(rows, late),
-        stragglers=late,
-        pop=waiting(rows)[0] if rows.workers > 1 else None,
-        pauses=find_pauses(rows),
-    )  # fmt: skip
+    found.recorded_beside = {kind: [str(path) for path in paths] for kind, paths in files.items() if paths}
+    found.doubts, found.ranks, found.stragglers = [*doubts, *system_doubts], _ranks(rows, late), late
+    found.pop, found.pauses = waiting(rows)[0] if rows.workers > 1 else None, find_pauses(rows)
+    return found
 
 
 def _system(run: RecordedRun, beside: RunSideFiles) -> tuple[dict[str, Any], list[str]]:
@@ -218,12 +203,8 @@ def _pause(rows: RankSteps, laps: Mapping[str, Floats], place: int) -> SimpleNam
     else:  # nobody was late: the synchronisation itself took long, or what holds it
         paused = np.arange(len(rows.ranks))
         lap = max([each for each in excess if each not in own] or own, key=lambda each: float(excess[each].mean()))
-    return SimpleNamespace(
-        step=int(rows.step[place]) - int(lap == "update"),  # which is in the row of the step before
-        at_s=float(rows.columns(rows.ranks[0])("begin_s")[place]) if "begin_s" in rows.known else None,
-        size_s=math.nan,
-        steps=0,
-        lap=lap,
-        ranks=tuple(rows.ranks[each] for each in paused),
-        everywhere=len(paused) == len(rows.ranks),
-    )
+    step = int(rows.step[place]) - int(lap == "update")  # which is in the row of the step before
+    at_s = float(rows.columns(rows.ranks[0])("begin_s")[place]) if "begin_s" in rows.known else None
+    found = SimpleNamespace(step=step, at_s=at_s, size_s=math.nan, steps=0, lap=lap)
+    found.ranks, found.everywhere = tuple(rows.ranks[each] for each in paused), len(paused) == len(rows.ranks)
+    return found

@@ -74,7 +74,10 @@ class Stragglers(SimpleNamespace):
         "verdict why_not steps block_steps notes laps period_s skew_s skew_share spread_s resolution_s slow ranks"
     )
 
-    why_not, notes, laps, ranks, slow, skew_s = "", (), (), (), (), None
+    why_not, notes, laps = "", (), ()
+    ranks: tuple[Lateness, ...] = ()
+    slow: tuple[int, ...] = ()
+    skew_s: dict[str, float] | None = None
     steps = block_steps = 0
     period_s = spread_s = resolution_s = delay_low_s = delay_high_s = math.nan
     delay_s = 0.0
@@ -142,22 +145,12 @@ def find_stragglers(rows: RankSteps) -> Stragglers:
     delays = own.max(axis=1) - even.max(axis=1)
     delay = stats.student([delays[block].mean() for block in blocks]) if slow else stats.Interval(value=0.0)
     skews = {"mean": float(skew.mean()), "median": float(np.median(skew)), "p90": float(np.quantile(skew, 0.9))}
-    return Stragglers(
-        verdict="named" if slow else "none",
-        notes=tuple(notes),
-        steps=steps,
-        block_steps=steps // len(blocks),
-        laps=tuple(laps),
-        period_s=period,
-        skew_s=skews,
-        spread_s=float(waits.max(axis=1).mean()),
-        ranks=tuple(found),
-        slow=tuple(each.rank for each in slow),
-        resolution_s=max(WORTH * period, *(each.value_s - each.certain_s for each in found)),
-        delay_s=float(delays.mean()),
-        delay_low_s=delay.low,
-        delay_high_s=delay.high,
-    )
+    seen = Stragglers(verdict="named" if slow else "none", notes=tuple(notes), steps=steps, laps=tuple(laps))
+    seen.ranks, seen.slow, seen.block_steps = tuple(found), tuple(each.rank for each in slow), steps // len(blocks)
+    seen.period_s, seen.spread_s, seen.skew_s = period, float(waits.max(axis=1).mean()), skews
+    seen.resolution_s = max(WORTH * period, *(each.value_s - each.certain_s for each in found))
+    seen.delay_s, seen.delay_low_s, seen.delay_high_s = float(delays.mean()), delay.low, delay.high
+    return seen
 
 
 def _lateness(
@@ -175,20 +168,14 @@ def _lateness(
     cause, there, balanced = later.cause(worth_s, named=certain_s > 0 and total >= worth_s)
     last = waits <= 0  # (F, R)
     share = float((last[:, place] / last.sum(axis=1)).mean())
-    told = {"value_s": total, "low_s": mean.low, "high_s": mean.high, "certain_s": certain_s, "balanced": balanced}
-    told |= there.named("cause_s", "cause_low_s", "cause_high_s")
-    return Lateness(
-        rank=rows.ranks[place],
-        host=rows.hosts[place],
-        own_s=float(own[:, place].mean()),
-        wait_s=float(waits[:, place].mean()),
-        last_share=share,
-        last_p=stats.binomial_tail(round(share * len(last)), len(last), 1 / len(rows.ranks)),
-        laps_s={lap: later.mean([lap]).value for lap in laps},
-        cause=cause,
-        quickest_s=later.over(_floor, laps)[0],
-        **told,
-    )
+    last_p = stats.binomial_tail(round(share * len(last)), len(last), 1 / len(rows.ranks))
+    own_s, wait_s = (float(each[:, place].mean()) for each in (own, waits))
+    found = Lateness(rank=rows.ranks[place], host=rows.hosts[place], own_s=own_s, wait_s=wait_s)
+    vars(found).update(last_share=share, last_p=last_p, laps_s={lap: later.mean([lap]).value for lap in laps})
+    vars(found).update(cause=cause, quickest_s=later.over(_floor, laps)[0], value_s=total, low_s=mean.low)
+    vars(found).update(high_s=mean.high, certain_s=certain_s, balanced=balanced)
+    vars(found).update(there.named("cause_s", "cause_low_s", "cause_high_s"))
+    return found
 
 
 class _Later:
