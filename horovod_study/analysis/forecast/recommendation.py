@@ -318,16 +318,12 @@ def _answer(
             over |= {} if price is None else {"cost": price * samples * hours}
         values |= {"samples_per_s": (speed, slow, quick)}
         values |= {name: (each / speed, each / quick, each / slow) for name, each in over.items()}
-    return Answer(
-        question=question,
-        workers=workers,
-        low=int(low) if math.isfinite(low) else (None if why_not else top),
-        high=int(high) if math.isfinite(high) else None,
-        searched_to=top,
-        **{f"{name}{end}": each[place] for name, each in values.items() for place, end in enumerate(_ENDS)},
-        doubts=tuple(dict.fromkeys(told)),
-        why_not=why_not or None,
-    )
+    answer = Answer(question=question, workers=workers, searched_to=top, why_not=why_not or None)
+    answer.low = int(low) if math.isfinite(low) else (None if why_not else top)
+    answer.high, answer.doubts = int(high) if math.isfinite(high) else None, tuple(dict.fromkeys(told))
+    for name, each in values.items():
+        vars(answer).update({f"{name}{end}": each[place] for place, end in enumerate(_ENDS)})
+    return answer
 
 
 def in_words(one: Answer) -> str:
@@ -421,20 +417,13 @@ def _next_step(name: str, rows: pd.DataFrame, target: int, candidates: Sequence[
     for known, many in itertools.product(at, (1, 3)):  # three have an interval of their own
         down, up = _expected(rows, target, known, many, noise, per_node)
         narrower = 1 - (down + up) / width if width > 0 else 0.0
-        hours = many * seconds * known.workers / 3600
-        if narrower >= 0.01:  # the forecast is no more exact than that
-            choices.append(
-                {
-                    "workers": known.workers,
-                    "runs": many,
-                    "seconds": many * seconds,
-                    "gpu_hours": hours,  # workers x seconds, whatever a worker runs on
-                    "low": now.samples_per_s * math.exp(-down),
-                    "high": now.samples_per_s * math.exp(up),
-                    "narrower": narrower,  # share of the width, as logarithms, that is expected to go
-                    "per_gpu_hour": narrower / hours,
-                }
-            )
+        hours = many * seconds * known.workers / 3600  # workers x seconds, whatever a worker runs on
+        low, high = (now.samples_per_s * math.exp(each) for each in (-down, up))
+        choice = {"workers": known.workers, "runs": many, "seconds": many * seconds, "gpu_hours": hours, "low": low}
+        # narrower: share of the width, as logarithms, that is expected to go; the forecast is no more exact than 1 %.
+        choices += [{**choice, "high": high, "narrower": narrower, "per_gpu_hour": narrower / hours}] * (
+            narrower >= 0.01
+        )
     choices.sort(key=lambda each: (-each["per_gpu_hour"], each["workers"], each["runs"]))
     forecast = {part: getattr(now, part) for part in ("samples_per_s", "low", "high", "doubts")}
     return NextStep(target=target, **forecast, choices=choices)

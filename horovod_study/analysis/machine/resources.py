@@ -153,15 +153,8 @@ def _one(series: str, quantity: str, target: float, rows: pd.DataFrame, seed: in
             doubts.append(f"not fitted: {error}")
     if len(late):
         doubts.append(_censoring(fit, rows, late))
-    yield SimpleNamespace(
-        series=series,
-        quantity=quantity,
-        target_mse=target,
-        fit=fit,
-        censored=len(late),
-        most_workers=int(rows["workers"].max()),
-        doubts=tuple(doubts),
-    )
+    told = {"series": series, "quantity": quantity, "target_mse": target, "fit": fit, "censored": len(late)}
+    yield SimpleNamespace(**told, most_workers=int(rows["workers"].max()), doubts=tuple(doubts))
 
 
 def _censoring(fit: QuantityFit | None, rows: pd.DataFrame, late: pd.DataFrame) -> str:

@@ -83,18 +83,13 @@ def run_times(run: RecordedRun) -> RunTimes:
         error=AnalysisError,
     )
     parameters, hosts = effective.get("parameters"), [str(each.get("host")) for each in effective.get("ranks") or ()]
-    return RunTimes(
-        **{name: str(effective.get(name, "")) for name in ("backend", "transport")},
-        source=str(run.directory),
-        workers=run.workers,
-        per_node=max((hosts.count(host) for host in hosts), default=run.workers),
-        batch=int(effective["batch"]),
-        gradient_bytes=float(4 * parameters) if parameters else None,
-        settings=settings_of(effective),
-        own_s=steps.own_s,
-        sync_s=None if run.workers == 1 else steps.sync_s,
-        backward_share=None if steps.captured else float(steps.backward_s.sum() / steps.own_s.sum()),
-    )
+    found = RunTimes(**{name: str(effective.get(name, "")) for name in ("backend", "transport")})
+    found.source, found.workers, found.batch = name, run.workers, int(effective["batch"])
+    found.per_node = max((hosts.count(host) for host in hosts), default=run.workers)
+    found.gradient_bytes, found.settings = float(4 * parameters) if parameters else None, settings_of(effective)
+    found.own_s, found.sync_s = steps.own_s, None if run.workers == 1 else steps.sync_s
+    found.backward_share = None if steps.captured else float(steps.backward_s.sum() / steps.own_s.sum())
+    return found
 
 
 class Measured(SimpleNamespace):

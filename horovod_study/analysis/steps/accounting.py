@@ -22,9 +22,8 @@ from horovod_study.analysis.series.points import CELL, LAP_COLUMNS, measured, wh
 from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.steps.attribution import NO_LAPS, answer_of, decompose_observation, observe_run
 from horovod_study.analysis.steps.breakdown import BASES, PARTS, UNEXPLAINED, folded, split
-from horovod_study.analysis.steps.rank_steps import align, rank_words, where
+from horovod_study.analysis.steps.rank_steps import align, rank_words, waiting, where
 from horovod_study.analysis.steps.run_profiles import SAMPLED, Course
-from horovod_study.analysis.steps.stragglers import waiting
 from horovod_study.config.doors import Number, accept
 from horovod_study.errors import AnalysisError, ConfigError, RecordError
 from horovod_study.records import RecordedRun, finite, rows_lost, run_turns, timed_from

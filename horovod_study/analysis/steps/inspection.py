@@ -12,8 +12,16 @@ from scipy import ndimage
 from horovod_study.analysis import stats
 from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.steps.attribution import answer_of
-from horovod_study.analysis.steps.rank_steps import BEFORE_SYNC, PARTS, RankSteps, align
-from horovod_study.analysis.steps.stragglers import MIN_STEPS, Stragglers, find_stragglers, waiting
+from horovod_study.analysis.steps.rank_steps import (
+    BEFORE_SYNC,
+    MIN_STEPS,
+    PARTS,
+    RankSteps,
+    Stragglers,
+    align,
+    find_stragglers,
+    waiting,
+)
 from horovod_study.errors import AnalysisError
 from horovod_study.records import RecordedRun, RunSideFiles, facts, hosts_of, timed_from
 
