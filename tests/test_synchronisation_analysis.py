@@ -8,8 +8,8 @@ import pytest
 from make.synthetic_runs import run_table
 
 from horovod_study.analysis.stats import median_ratio
-from horovod_study.analysis.sync import batch_size, boundary, synchronisation
-from horovod_study.analysis.sync.batch_size import PIECEWISE, SATURATION, knee
+from horovod_study.analysis.sync import boundary, synchronisation
+from horovod_study.analysis.sync.synchronisation import PIECEWISE, SATURATION, knee
 from horovod_study.errors import AnalysisError
 from horovod_study.records import finite
 
@@ -250,7 +250,7 @@ def test_a_step_of_a_plus_b_batch_has_its_knee_at_a_over_b():
     assert found["form"] == SATURATION and found["identified"]
     assert found["knee"] == pytest.approx(300, rel=1e-9)
     assert found["batch_for_90_percent"] == pytest.approx(2700, rel=1e-9)
-    rate = 300 / batch_size.step_at(SATURATION, found["fixed_s"], found["per_sample_s"], np.array([300.0]))[0]
+    rate = 300 / synchronisation.step_at(SATURATION, found["fixed_s"], found["per_sample_s"], np.array([300.0]))[0]
     assert rate == pytest.approx(0.5 / 1e-5, rel=1e-9)  # half of the most that ever larger batches give
 
 
@@ -289,7 +289,7 @@ def test_the_interval_of_the_knee_holds_the_truth(form, repeats, noise):
 )
 def test_batches_on_one_side_bound_the_knee_and_no_more(low, high, side, words):
     runs = batched(lambda b: 3e-3 + 1e-5 * b, np.geomspace(low, high, 5).round(), noise=0.01)
-    (row,) = batch_size.batch_sizes(runs).knees.to_dict("records")
+    (row,) = synchronisation.batch_sizes(runs).knees.to_dict("records")
 
     assert not row["identified"] and math.isnan(row["knee"]) and math.isnan(row["batch_for_90_percent"])
     assert row["note"].startswith(f"not identifiable: {words}")
@@ -299,7 +299,7 @@ def test_batches_on_one_side_bound_the_knee_and_no_more(low, high, side, words):
 
 def test_a_knee_whose_interval_reaches_into_the_batches_is_not_called_below_them_all(golden):
     runs = batched(lambda b: 3e-3 + 6e-5 * b, (60, 100, 200), noise=0.15, repeats=1)
-    (row,) = batch_size.batch_sizes(runs).knees.to_dict("records")
+    (row,) = synchronisation.batch_sizes(runs).knees.to_dict("records")
 
     assert row["knee_at_most"] > 60 and not row["identified"]
     golden(row["note"])
@@ -331,7 +331,7 @@ def batched(step_s, batches=BATCHES, *, workers=(2,), ways=TWO[:1], repeats=3, n
 
 def test_overhead_and_epochs_against_the_batch():
     runs = batched(lambda b: 1e-3 + 1e-5 * b, (50, 100, 300, 900), ways=(("serial", "none"), *TWO[:1]), noise=0.0)
-    found = batch_size.batch_sizes(runs)
+    found = synchronisation.batch_sizes(runs)
     two = found.cells.query("workers == 2").set_index("batch")
 
     assert list(two.index) == [50, 100, 300, 900] and set(two["series"]) == {"local horovod/mpi"}
@@ -346,7 +346,7 @@ def test_overhead_and_epochs_against_the_batch():
 
 def test_every_worker_count_has_a_knee_of_its_own():
     runs = batched(lambda b: 2e-3 + 1e-5 * b, workers=(2, 4), ways=TWO)
-    table = batch_size.batch_sizes(runs).knees
+    table = synchronisation.batch_sizes(runs).knees
 
     assert list(zip(table["series"], table["workers"], strict=True)) == [
         ("local horovod/mpi", 2),
@@ -361,13 +361,16 @@ def test_another_learning_rate_for_another_batch_is_the_same_series():
     runs = batched(lambda b: 2e-3 + 1e-5 * b)
     runs = runs.assign(lr=1e-5 * runs["batch"])
 
-    assert len(batch_size.batch_sizes(runs).knees) == 1
-    assert batch_size.batch_sizes(runs.assign(optimizer=["adam", "sgd"] * 10 + ["adam"])).knees["series"].nunique() == 2
+    assert len(synchronisation.batch_sizes(runs).knees) == 1
+    assert (
+        synchronisation.batch_sizes(runs.assign(optimizer=["adam", "sgd"] * 10 + ["adam"])).knees["series"].nunique()
+        == 2
+    )
 
 
 def test_one_batch_makes_no_table_and_two_no_knee(golden):
-    nothing = batch_size.batch_sizes(timed(lambda n: 1e-3))
-    two = batch_size.batch_sizes(batched(lambda b: 2e-3 + 1e-5 * b, (75, 150)))
+    nothing = synchronisation.batch_sizes(timed(lambda n: 1e-3))
+    two = synchronisation.batch_sizes(batched(lambda b: 2e-3 + 1e-5 * b, (75, 150)))
 
     assert nothing.cells.empty and nothing.knees.empty and nothing.curves.empty
     assert len(two.cells) == 2 and two.curves.empty
@@ -389,7 +392,7 @@ def test_what_is_no_measurement_is_refused(batch, step, words, golden):
 
 def test_the_order_of_the_runs_does_not_move_a_knee():
     runs = batched(lambda b: 2e-3 + 1e-5 * b, workers=(2, 4))
-    one, other = batch_size.batch_sizes(runs), batch_size.batch_sizes(runs.sample(frac=1, random_state=5))
+    one, other = synchronisation.batch_sizes(runs), synchronisation.batch_sizes(runs.sample(frac=1, random_state=5))
 
     for name in ("cells", "knees", "curves"):
         pd.testing.assert_frame_equal(getattr(one, name), getattr(other, name))

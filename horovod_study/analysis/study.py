@@ -20,9 +20,9 @@ from horovod_study.analysis.series import points as scaling
 from horovod_study.analysis.series.culprits import briefly, of_kind, withheld
 from horovod_study.analysis.series.turns import StudyTurns
 from horovod_study.analysis.steps import accounting as steps
-from horovod_study.analysis.steps import attribution, run_profiles
+from horovod_study.analysis.steps import attribution
 from horovod_study.analysis.steps import breakdown as laps
-from horovod_study.analysis.sync import batch_size, boundary, synchronisation
+from horovod_study.analysis.sync import boundary, synchronisation
 from horovod_study.errors import AnalysisError
 from horovod_study.records import finite
 
@@ -80,16 +80,16 @@ class Analysis:
     synchronisation: pd.DataFrame = _table(lambda: synchronisation.SYNC_COLUMNS)
     sync_curves: pd.DataFrame = _table(lambda: synchronisation.CURVE_COLUMNS)
     transports: pd.DataFrame = _table(lambda: synchronisation.TRANSPORT_COLUMNS)
-    batches: pd.DataFrame = _table(lambda: batch_size.BATCH_COLUMNS)
-    knees: pd.DataFrame = _table(lambda: batch_size.KNEE_COLUMNS)
-    batch_curves: pd.DataFrame = _table(lambda: batch_size.CURVE_COLUMNS)
+    batches: pd.DataFrame = _table(lambda: synchronisation.BATCH_COLUMNS)
+    knees: pd.DataFrame = _table(lambda: synchronisation.KNEE_COLUMNS)
+    batch_curves: pd.DataFrame = _table(lambda: synchronisation.BATCH_CURVE_COLUMNS)
     cycle: pd.DataFrame = _table(lambda: synchronisation.CYCLE_COLUMNS)
     usage: pd.DataFrame = _table(lambda: resources.USAGE_COLUMNS)
     load: pd.DataFrame = _table(lambda: resources.LOAD_COLUMNS)
     losses: pd.DataFrame = _table(lambda: laps.LOSS_COLUMNS)
     attribution: pd.DataFrame = _table(lambda: attribution.ARM_COLUMNS)
-    runs: pd.DataFrame = _table(lambda: run_profiles.RUN_COLUMNS)
-    run_profiles: pd.DataFrame = _table(lambda: run_profiles.PROFILE_COLUMNS)
+    runs: pd.DataFrame = _table(lambda: steps.RUN_TABLE_COLUMNS)
+    run_profiles: pd.DataFrame = _table(lambda: steps.PROFILE_COLUMNS)
     fits: Mapping[str, Any]
     provenance: Mapping[str, Any]
     quantities: Mapping[str, Any] = field(default_factory=lambda: {"fits": []})
@@ -208,11 +208,11 @@ def analyze(
     waits, wait_laws = synchronisation.synchronisation(communicating), synchronisation.fits(communicating, seed=seed)
     rates = table.set_index("run")["samples_per_s"]
     alternated = runs.assign(samples_per_s=runs["run"].map(rates)) if turns else runs
-    batched = batch_size.batch_sizes(alternated, seed=seed)
+    batched = synchronisation.batch_sizes(alternated, seed=seed)
     recorded = () if accounting is None else accounting.runs
     attributed = attribution.arm_rows(table, {run.run: run.taken for run in recorded if run.taken is not None})
-    profiles = run_profiles.profile_rows((run.run, run.profile) for run in recorded)
-    doubts += [*of_kind("nodes", synchronisation.doubts(waits, wait_laws)), *batch_size.doubts(batched.knees)]
+    profiles = steps.profile_rows((run.run, run.profile) for run in recorded)
+    doubts += [*of_kind("nodes", synchronisation.doubts(waits, wait_laws)), *synchronisation.knee_doubts(batched.knees)]
     studies = [study for study in _distinct(runs["study"]) if study != "train"]
     usual = [f"horovod-study run experiments/{study}.yaml" for study in studies] or ["python -m horovod_study.train"]
     usual.append("horovod-study report runs --out analysis")
@@ -229,7 +229,7 @@ def analyze(
     skew_s = steps.mean_skew(table, accounts)
     made["losses"] = laps.losses(parts, points, attributed, baseline=baseline, skew_s=skew_s)
     made |= {"network": {"machines": [dict(each) for each in networks]}}
-    made["runs"] = run_profiles.runs_table(runs, points, accounts)
+    made["runs"] = steps.runs_table(runs, points, accounts)
     if accounting is not None:
         made |= {"accounting": accounts, "run_profiles": profiles, "load": resources.load(table, profiles)}
     documents = {name: _document(name, fit, points, baseline, unit) for name, fit in fitted.items()}

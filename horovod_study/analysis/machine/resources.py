@@ -275,7 +275,7 @@ LOAD_COLUMNS = (
 def load(runs: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFrame:
     """Return LOAD_COLUMNS: the course of the timed window of every cell, over the repeats that have a profile.
 
-    `profiles` is the table of run_profiles.py: a run has up to 40 parts of equal numbers of steps, and a slice takes
+    `profiles` is the table of accounting.py: a run has up to 40 parts of equal numbers of steps, and a slice takes
     what its run says at its middle. NaN where no repeat knows a value.
     """
     table = with_series(runs)
