@@ -61,13 +61,15 @@ def compare(blocks: Sequence[Block], *, aim: float | None = None) -> dict[str, A
     for block in sorted(blocks, key=lambda block: (block["workers"], block["block"])):
         by_count.setdefault(int(block["workers"]), []).append(block)
     speeds = [_speed(rows) for rows in by_count.values()]
-    adjusted = stats.holm([speed.ratio.p for speed, *_ in speeds])
-    told = zip(by_count.values(), speeds, adjusted, strict=True)
-    rows = [_count(own, *speed, p_holm=p, tests=len(by_count), aim=aim) for own, speed, p in told]
+    told = zip(by_count.values(), speeds, stats.holm([speed.ratio.p for speed, *_ in speeds]), strict=True)
+    rows = [_count(own, found, p, len(by_count), aim) for own, found, p in told]
     return {"workers": finite(rows), "learning": finite(_learning(blocks))}
 
 
-def _speed(rows: Sequence[Block]) -> tuple[PairedRatio, RatioEstimate | None, Floats]:
+_Speed: TypeAlias = tuple[PairedRatio, RatioEstimate | None, Floats]
+
+
+def _speed(rows: Sequence[Block]) -> _Speed:
     """Return B/A at a worker count, of what it is made where A and B trained in turns, and its logarithm in each block.
 
     AnalysisError where the rounds say nothing.
@@ -96,17 +98,9 @@ def _values(rows: Sequence[Block], arm: str, name: str) -> Floats:
     return np.array([math.nan if row[arm][name] is None else float(row[arm][name]) for row in rows])
 
 
-def _count(
-    rows: Sequence[Block],
-    speed: PairedRatio,
-    known: RatioEstimate | None,
-    logs: Floats,
-    *,
-    p_holm: float,
-    tests: int,
-    aim: float | None,
-) -> dict[str, Any]:
+def _count(rows: Sequence[Block], found: _Speed, p_holm: float, tests: int, aim: float | None) -> dict[str, Any]:
     """Return the comparison at one worker count."""
+    speed, known, logs = found
     unrest = {arm: _values(rows, arm, "step_s_p90") / _values(rows, arm, "step_s_median") for arm in "AB"}
     typical = stats.order_interval(logs).exp()
     away, odd = np.abs(logs - np.median(logs)), []
@@ -127,7 +121,7 @@ def _count(
     told |= {f"{arm.lower()}_p90_over_median": float(np.median(each)) for arm, each in unrest.items()}
     told |= {"p90_over_median": finite(stats.paired_ratio(unrest["A"], unrest["B"]))}
     told["verdict"] = _verdict(shown, p_holm, needed, usually="typically " if shown is typical else "")
-    return {**told, "doubts": [*_doubts(rows, logs, odd, unrest, known, aim)]}
+    return {**told, "doubts": [*_doubts(rows, found, odd, unrest, aim)]}
 
 
 def _blocks_for(known: RatioEstimate, half_width: float) -> int | None:
@@ -161,13 +155,9 @@ def _verdict(shown: Interval, p_holm: float, needed: int | None, *, usually: str
 
 
 def _doubts(
-    rows: Sequence[Block],
-    logs: Floats,
-    odd: Sequence[int],
-    unrest: Mapping[str, Floats],
-    known: RatioEstimate | None,
-    aim: float | None,
+    rows: Sequence[Block], found: _Speed, odd: Sequence[int], unrest: Mapping[str, Floats], aim: float | None
 ) -> Iterator[str]:
+    _, known, logs = found
     if known is not None and aim is not None and known.half_width > aim:
         count, width = _blocks_for(known, aim) or "unknown", 100 * known.half_width
         yield f"B/A is known to +- {width:.2g} %, not to {100 * aim:.3g} %; blocks that this takes: {count}"

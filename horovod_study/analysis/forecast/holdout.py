@@ -75,7 +75,7 @@ def score(
         hidden = hidden_counts(counts, hide)
         if hidden:
             sizes = range(1, hidden + 1) if rolling else (hidden,)
-            found[name] = _scores(rows, counts, sizes, names, workers_per_node or planned_per_node(rows), bench)
+            found[name] = _scores(rows, sizes, names, workers_per_node or planned_per_node(rows), bench)
             continue
         why = f"hiding {hide} leaves fewer than {_MIN_KNOWN}; hide at most {len(counts) - _MIN_KNOWN}"
         if hide is None or len(counts) <= _MIN_KNOWN:
@@ -127,17 +127,11 @@ def planned_per_node(rows: pd.DataFrame) -> int | None:
     return int(np.ceil(rows["workers"] / rows["nodes"]).max()) if several else None
 
 
-def _scores(
-    rows: pd.DataFrame,
-    counts: list[int],
-    sizes: Sequence[int],
-    laws: Sequence[str],
-    per_node: int | None,
-    bench: Mapping[str, Any] | None,
-) -> Scores:
-    """The scores of one series, of whose `counts` (K,) the largest are hidden, as many as each of `sizes` says."""
+def _scores(rows: pd.DataFrame, sizes: Sequence[int], laws: Sequence[str], per_node: int | None, bench: Any) -> Scores:
+    """The scores of one series, of whose worker counts (K,) the largest are hidden, as many as each of `sizes` says."""
     from sklearn.model_selection import PredefinedSplit
 
+    counts = [int(count) for count in np.unique(rows["workers"])]
     targets: dict[str, list[dict[str, Any]]] = {law: [] for law in (COMBINED, *laws)}
     refused: dict[str, str] = {}
     for size in sizes:

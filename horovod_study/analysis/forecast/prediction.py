@@ -337,12 +337,9 @@ def predict(
     options = {"workers": list(workers), "workers_per_node": workers_per_node, "batch": each}
     told = asked(_PredictOptions, {**options, "global_batch": global_batch}, "predict")
     network = None if bench is None else _network(bench)
-    counts, batches, of_file = told.workers, told.batches, tuple(points.attrs.get("doubts", ()))
+    of_file = tuple(points.attrs.get("doubts", ()))
     return {
-        name: [
-            replace(one, doubts=(*of_file, *one.doubts))
-            for one in _predict_series(name, rows, counts, batches, workers_per_node, network)
-        ]
+        name: [replace(one, doubts=(*of_file, *one.doubts)) for one in _predict_series(name, rows, told, network)]
         for name, rows in by_series(points)
     }
 
@@ -421,14 +418,9 @@ def _known(rows: pd.DataFrame, workers_per_node: int | None, network: SimpleName
 
 
 def _predict_series(
-    name: str,
-    rows: pd.DataFrame,
-    workers: list[int],
-    batches: list[float] | None,
-    workers_per_node: int | None,
-    network: SimpleNamespace | None,
+    name: str, rows: pd.DataFrame, asked: _PredictOptions, network: SimpleNamespace | None
 ) -> list[Prediction]:
-    base = base_of(rows)
+    workers, batches, workers_per_node, base = asked.workers, asked.batches, asked.workers_per_node, base_of(rows)
     odd = impossibilities(rows, base.samples_per_s)
     rows, off = _without_other_units(rows.sort_values(["workers", "samples_per_s"], kind="stable"))
     if workers_per_node is None and "workers_per_node" in rows and rows["workers_per_node"].notna().any():
@@ -485,17 +477,9 @@ def _predict_series(
         if known.steps is not None:
             ends, told = _at_batch(known, count, batches[i] if batches else None, ends, told)
         centre, down, up, ideal = ends
-        forecasts.append(
-            Prediction(
-                workers=count,
-                nodes=nodes,
-                samples_per_s=count * math.exp(centre),
-                low=count * math.exp(centre - down),
-                high=count * math.exp(centre + up),
-                ideal=count * math.exp(ideal),
-                **{**told, "doubts": tuple(told["doubts"])},
-            )
-        )
+        logs = {"samples_per_s": centre, "low": centre - down, "high": centre + up, "ideal": ideal}
+        told |= {"doubts": tuple(told["doubts"]), **{name: count * math.exp(each) for name, each in logs.items()}}
+        forecasts.append(Prediction(workers=count, nodes=nodes, **told))
     return forecasts
 
 
@@ -598,15 +582,10 @@ def _outlook(known: _Known, asked: Floats, falls: bool, *, downwards: bool = Fal
         candidates += sync_trends(dict(zip(known.workers.tolist(), known.share.tolist(), strict=True)))
     if network is not None and math.isfinite(known.batch) and (network.hosts > 1) == bool(beyond.any()):
         candidates.append(bench_trend(network.seconds, known.batch))
-    mixture = mix(
-        candidates,
-        n,
-        log_rate,
-        inside,
-        drift=_BOUNDARY_DRIFT if falls else DRIFT,
-        # Without batch sizes the work may be fixed, and that shows late.
-        possible=("amdahl",) if known.strong or not math.isfinite(known.batch) else (),
-    )
+    # Without batch sizes the work may be fixed, and that shows late.
+    possible = ("amdahl",) if known.strong or not math.isfinite(known.batch) else ()
+    drift = _BOUNDARY_DRIFT if falls else DRIFT
+    mixture = mix(candidates, n, log_rate, inside, drift=drift, possible=possible)
     centre, flat = np.minimum(mixture.centre, known.log_rate.max()), log_rate[-1] + np.log(n[-1] / inside)
     if not mixture.regular and not downwards:
         # Nothing predicted the last points: whatever happens next, more workers are not taken to be slower than fewer.
@@ -627,12 +606,8 @@ def _outlook(known: _Known, asked: Floats, falls: bool, *, downwards: bool = Fal
     slower = np.zeros((3, len(asked)))
     for i in np.flatnonzero(full):
         slower[:, i] = _network_cost(known, int(asked[i]), float(centre[i]))
-    return {
-        "centre": centre - slower[0],
-        "down": np.hypot(down, slower[2] - slower[0]),
-        "up": np.hypot(reach, slower[0] - slower[1]) + high - centre,
-        "mixture": mixture,
-    }
+    down, up = np.hypot(down, slower[2] - slower[0]), np.hypot(reach, slower[0] - slower[1]) + high - centre
+    return {"centre": centre - slower[0], "down": down, "up": up, "mixture": mixture}
 
 
 def _network_cost(known: _Known, count: int, log_rate: float) -> tuple[float, float, float]:

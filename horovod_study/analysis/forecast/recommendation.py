@@ -421,9 +421,8 @@ def _next_step(name: str, rows: pd.DataFrame, target: int, candidates: Sequence[
         low, high = (now.samples_per_s * math.exp(each) for each in (-down, up))
         choice = {"workers": known.workers, "runs": many, "seconds": many * seconds, "gpu_hours": hours, "low": low}
         # narrower: share of the width, as logarithms, that is expected to go; the forecast is no more exact than 1 %.
-        choices += [{**choice, "high": high, "narrower": narrower, "per_gpu_hour": narrower / hours}] * (
-            narrower >= 0.01
-        )
+        if narrower >= 0.01:
+            choices.append({**choice, "high": high, "narrower": narrower, "per_gpu_hour": narrower / hours})
     choices.sort(key=lambda each: (-each["per_gpu_hour"], each["workers"], each["runs"]))
     forecast = {part: getattr(now, part) for part in ("samples_per_s", "low", "high", "doubts")}
     return NextStep(target=target, **forecast, choices=choices)

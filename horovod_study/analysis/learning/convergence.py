@@ -261,14 +261,8 @@ def _needed(met: Sequence[dict[str, Any]]) -> dict[str, Any]:
     row = {name: math.nan if own is None else own[name] for name in _NEEDED}
     bounds = {f"{name}_at_least": _middle(run[name] for run in met) for name in _NEEDED} if own is None else {}
     first = own is not None and own["at_first"]
-    told = {
-        **row,
-        **bounds,
-        "reached": len(times),
-        "censored": own is None,
-        "outside_s": row["wall_s"] - row["train_s"],
-    }
-    told["train_s_min"] = min(times, default=math.nan)
+    told = {**row, **bounds, "reached": len(times), "censored": own is None}
+    told |= {"outside_s": row["wall_s"] - row["train_s"], "train_s_min": min(times, default=math.nan)}
     told["train_s_max"] = max(times) if len(times) == len(met) else math.nan
     told |= {"samples_per_s": _over(row["samples"], row["train_s"]), "overhead": _over(row["wall_s"], row["train_s"])}
     return told | {"note": "met at the first evaluation: reached at this time or earlier" if first else ""}

@@ -249,7 +249,7 @@ def analyze(document: Mapping[str, Any]) -> dict[str, Any]:
     barriers = ({"way": each["way"], **_spread("seconds", each["seconds"])} for each in told)
     found = {"workers": workers, "model": model, "points": points, "barriers": _table("barriers", barriers)}
     found |= {"copies": copies.astype({"reason": object}), "fits": fits}
-    found["roofline"] = _roofline(machine, copies, reduced, fits, workers, model) if machine else None
+    found["roofline"] = _roofline(machine, found, reduced) if machine else None
     found |= {"wrong": int(points["wrong"].sum()), "doubts": [*_doubts(document, points, reduced, fits), *doubts]}
     return {**found, **{name: machine.get(name) for name in ("launch", "step_roofline")}}
 
@@ -295,24 +295,14 @@ def _points(document: Mapping[str, Any], workers: int, model: Mapping[str, Any])
             row |= {"raw": raw[each["way"]], "bytes": size, "count": size // 4, "workers": workers}
             row["wrong"] = int(each["wrong"])
             row |= {"of_model": ", ".join(names.get(size, [])), "rounds": len(each["seconds"])}
-            row |= {
-                "seconds_median_op": None if alone is None else float(np.median(alone)),
-                "wrong": int(each["wrong"]),
-            }
+            row["seconds_median_op"] = None if alone is None else float(np.median(alone))
             row |= {"algbw_gb_per_s": size / spread["seconds_median"] / 1e9, "busbw_gb_per_s": rates["median"]}
             row |= {"busbw_min_gb_per_s": rates["max"], "busbw_max_gb_per_s": rates["min"]}
             rows.append(row)
     return _table("points", rows)
 
 
-def _roofline(
-    machine: Mapping[str, Any],
-    copies: pd.DataFrame,
-    reduced: pd.DataFrame,
-    fits: Mapping[str, Fit],
-    workers: int,
-    model: Mapping[str, Any],
-) -> dict[str, Any]:
+def _roofline(machine: Mapping[str, Any], found: Mapping[str, Any], reduced: pd.DataFrame) -> dict[str, Any]:
     """Return what bounds a training step of one worker, all workers computing: arithmetic, memory, a network.
 
     `peaks_flop_per_s`: type -> matrix peak of one worker, `peak_flop_per_s` in float32; `memory_bytes_per_s` of one
@@ -321,6 +311,7 @@ def _roofline(
     the ridge from which on computing is the limit, and `share_without_overlap`, step / (step + all-reduce). One worker
     alone puts nothing on a network: `network_flop_per_byte` is None.
     """
+    copies, fits, workers, model = (found[name] for name in ("copies", "fits", "workers", "model"))
     peaks: dict[str, float] = {}
     for rate in machine["matrices"]:
         peaks[rate["dtype"]] = max(peaks.get(rate["dtype"], 0.0), rate["gflops_median"] * 1e9)

@@ -260,7 +260,6 @@ def account_run(run: RecordedRun, *, views: bool = False, profile: bool = False)
     """
     course = Course() if profile else None
     ranks, values = [], []
-    hosts = [str(each.get("host", "")) for each in run.record.effective.get("ranks") or ()]
     shares: list[Floats] = []
     ends: dict[int, int] = {}
     found = RunAccount(run=run.name, outside=None, epoch_steps=math.nan, epoch_samples=math.nan)
@@ -269,11 +268,9 @@ def account_run(run: RecordedRun, *, views: bool = False, profile: bool = False)
         if not ends:
             vars(found).update(_between(run, columns, every))
         ends[rank] = int(every.max())
-        timed = every >= run.first_step
-        if not timed.any():
+        if not (every >= run.first_step).any():
             continue
-        host = hosts[rank] if rank < len(hosts) else run.record.host
-        own, share = _rank(rank, host, columns, every, where(timed), course)
+        own, share = _rank(run, rank, columns, every, course)
         ranks.append(own)
         values.append([own.parts_s[part] for part in PARTS])
         shares += [] if share is None else [share]
@@ -356,22 +353,19 @@ def account_runs(
 
 
 def _rank(
-    rank: int,
-    host: str,
-    columns: Mapping[str, Any],
-    every: NDArray[np.int64],
-    timed: slice | NDArray[np.int64],
-    course: Course | None,
+    run: RecordedRun, rank: int, columns: Mapping[str, Any], every: NDArray[np.int64], course: Course | None
 ) -> tuple[SimpleNamespace, Floats | None]:
     """Return the account of one rank, and the residual share of each timed step, (S,), None where not known.
 
     `every`: the steps of all rows. Columns are taken one after the other, because all of a long run are many.
     """
 
+    timed, hosts = where(every >= run.first_step), run.record.effective.get("ranks") or ()
+
     def column(name: str) -> Floats:
         return np.asarray(columns[name], dtype=np.float64)[timed]
 
-    step = every[timed]
+    step, host = every[timed], str(hosts[rank].get("host", "")) if rank < len(hosts) else run.record.host
     if course is not None:
         course.add_rank(step, column)
     means, nulls = {}, {}

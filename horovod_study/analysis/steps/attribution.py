@@ -113,12 +113,8 @@ def observe(
         told["one_clock"] = bench["clock"] == "common"
     told |= {name: str(effective[name]) for name in ("backend", "transport", "reduction")}
     told |= {name: int(effective[name]) for name in ("workers", "batch")}
-    told |= {
-        "arm": _arm_of(requested, effective),
-        "settings": settings_of(effective),
-        "turns": turns,
-        "round": of_round,
-    }
+    told |= {"arm": _arm_of(requested, effective), "settings": settings_of(effective)}
+    told |= {"turns": turns, "round": of_round}
     told["hosts"] = tuple(str(each["host"]) for each in effective.get("ranks") or ()) or ("",) * len(rows)
     told["why_no_sync"] = NO_EXCHANGE if alone else INSIDE_COMPUTE if steps.captured else INSIDE_BACKWARD
     told |= {"ready_s": steps.own_s, "sync_s": None if unseen or alone else steps.sync_s}

@@ -138,13 +138,8 @@ def ready_steps(
             "are needed, run it for more steps"
         )
     own = laps["update_s"][follows - 1] + sum(laps[f"{lap}_s"][follows] for lap in BEFORE_SYNC[1:])
-    return SimpleNamespace(
-        step=step[follows],
-        own_s=own,
-        sync_s=laps["sync_s"][follows],
-        backward_s=laps["backward_s"][follows],
-        captured=captured,
-    )
+    told = {name: laps[name][follows] for name in ("sync_s", "backward_s")}
+    return SimpleNamespace(step=step[follows], own_s=own, **told, captured=captured)
 
 
 def settings_of(effective: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,6 +198,7 @@ def align(
         if own is not common:
             places[rank] = np.arange(len(rows[rank]["step"]))[places[rank]][np.searchsorted(own, common)]
     few = f"has fewer than {max(1, fewest):,} recorded steps from step {from_step:,} on"
+    whys = {rank: (missing or {}).get(rank, few) for rank in range(workers) if rank not in steps}
     found = RankSteps(
         workers=workers,
         hosts=tuple(hosts[rank] if rank < len(hosts) >= workers else "" for rank in places),
@@ -212,7 +208,7 @@ def align(
         epoch=np.asarray(epoch, dtype=np.int64),
         known=frozenset(),
         follows=np.concatenate([[False], (np.diff(common) == 1) & (np.diff(epoch) == 0)]),
-        notes=tuple(_left_out(steps, common, range(workers), missing or {}, few)),
+        notes=tuple(_left_out(steps, common, whys)),
     )
     # Columns that all ranks know, and the largest gap before each step but the first, of one rank after the other.
     known, two_clocks = {"begin_s", *(f"{lap}_s" for lap in PARTS)}, False
@@ -230,14 +226,9 @@ def align(
 
 
 def _left_out(
-    steps: Mapping[int, NDArray[np.int64]],
-    common: NDArray[np.int64],
-    ranks: Sequence[int],
-    missing: Mapping[int, str],
-    few: str,
+    steps: Mapping[int, NDArray[np.int64]], common: NDArray[np.int64], whys: Mapping[int, str]
 ) -> Iterator[str]:
-    """Yield which of all `ranks` and steps are not among `common`; `steps`: those of each rank that is."""
-    whys = {rank: missing.get(rank, few) for rank in ranks if rank not in steps}
+    """Yield which ranks, with `whys`, and steps are not among `common`; `steps`: those of each rank that is."""
     for why in dict.fromkeys(whys.values()):
         yield f"left out: {rank_words([rank for rank in whys if whys[rank] == why])}: {why}"
     most = max(len(own) for own in steps.values())
