@@ -70,14 +70,6 @@ class Pairs:
         """Log ratios, or differences of values, launch by launch."""
         return [one - other for one, other in zip(self.cell, self.base, strict=True)]
 
-    def rounds_made(self) -> int:
-        """Return how many rounds the last launch has made up to the last that is kept, what is left out included."""
-        return int(self.made[-1][-1]) if self.made and len(self.made[-1]) else len(self.cell[-1])
-
-    def rounds_kept(self, made: int) -> int:
-        """Return how many of the first `made` rounds of the last launch are kept."""
-        return int(np.searchsorted(self.made[-1], made, side="right")) if self.made else min(made, len(self.cell[-1]))
-
 
 def quiet_rounds(loads: ArrayLike, other_load: float = OTHER_LOAD) -> tuple[NDArray[np.bool_], bool]:
     """Return which rounds count, by the larger load (n,) of their two slices, and whether the machine is shared.
@@ -368,11 +360,15 @@ class Precision:
         their own. Later ones are as long as those before. Judged on a growing schedule of lengths, so that to ask more
         often changes nothing.
         """
-        differences = found.differences
-        if not differences or (length := _judged(found.rounds_made())) < MIN_ROUNDS:
+        if not (differences := found.differences):
             return False
-        present = differences[-1][: found.rounds_kept(length)]
-        if len(present) < 4:
+        made = found.made[-1] if found.made else np.arange(1, len(differences[-1]) + 1)
+        length, look = 0, MIN_ROUNDS
+        while look <= (made[-1] if len(made) else 0):  # the last length on the schedule of looks that was reached
+            length = look
+            look = math.ceil(length * LOOKS)
+        present = differences[-1][: int(np.searchsorted(made, length, side="right"))]
+        if length < MIN_ROUNDS or len(present) < 4:
             return False
         if len(differences) > _PLANNED:
             return len(present) >= sum(map(len, differences[:-1])) / (len(differences) - 1)
@@ -397,13 +393,3 @@ class Precision:
                 rest = 0 if done else min(lengths[-1], length)
                 return math.ceil((count - made) * length - rest), count - len(lengths)
         return None, None
-
-
-def _judged(length: int) -> int:
-    """The last length on the schedule of looks that is not above `length`; 0 before the first."""
-    found = 0
-    for_now = float(MIN_ROUNDS)
-    while for_now <= length:
-        found = math.ceil(for_now)
-        for_now = found * LOOKS
-    return found

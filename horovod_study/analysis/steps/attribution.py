@@ -16,13 +16,11 @@ launches. docs/attribution.md derives all of it; workload/probes/synchronisation
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from horovod_study.analysis import paired, stats
 from horovod_study.analysis.stats import Floats, Interval
@@ -49,32 +47,18 @@ INSIDE_BACKWARD = "the wait is inside backward, where PyTorch's hooks reduce, an
 INSIDE_COMPUTE = "the wait is inside the CUDA graph that computes, and cannot be seen"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Observation:
-    """One finished run, in seconds: what its ranks recorded in S steps, and what was measured after them."""
+class Observation(SimpleNamespace):
+    """One finished run, in seconds: what its ranks recorded in S steps, and what was measured after them.
 
-    run: str
-    repeat: int
-    backend: str
-    transport: str
-    reduction: str
-    workers: int
-    batch: int
-    arm: str  # in words: what was set; runs that share everything here but run and repeat are repeats
-    settings: Mapping[str, Any]  # communication settings in effect: variable or option -> value
-    hosts: tuple[str, ...]  # of the ranks
-    ready_s: Floats  # (S, R)
-    sync_s: Floats | None  # (S, R); None where the backend cannot see it
-    floor_s: Floats | None = None  # (M,)
-    pack_s: Floats | None = None  # (M,)
-    through_s: Floats | None = None  # (M,)
-    block: int = 1  # measurements in a row
-    why_not_through: str = ""
-    why_no_sync: str = INSIDE_BACKWARD  # where sync_s is None
-    one_clock: bool = True  # whether the ranks read one clock when that was measured
-    other_cores: float = 0.0  # cores of a host in use by other programs, the most of any host
-    turns: RunTurns = field(default_factory=RunTurns)
-    round: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # (S,): its slice's, or -1
+    run, repeat, backend, transport, reduction, workers, batch; arm, in words what was set: runs that share all of these
+    but run and repeat are repeats. settings: of communication in effect, variable or option -> value; hosts of the
+    ranks. ready_s (S, R); sync_s (S, R), None where the backend cannot see it, with why_no_sync. floor_s, pack_s and
+    through_s (M,), `block` in a row, None where not measured, with why_not_through; one_clock: whether the ranks read
+    one clock then. other_cores: of a host in use by other programs, the most of any host. turns; round (S,): that of
+    its slice, or -1.
+    """
+
+    block, why_not_through, one_clock = 1, "", True
 
     @property
     def together(self) -> bool:
@@ -107,7 +91,8 @@ def observe(
     if loads := [each for each in turns.other_load.values() if not math.isnan(each)]:
         others = [float(np.median(loads))]
     names = [name for name in ("floor_s", "pack_s", "through_s") if bench and bench.get(name) is not None]
-    told: dict[str, Any] = {name: np.asarray((bench or {})[name], dtype=np.float64) for name in names}
+    told: dict[str, Any] = dict.fromkeys(("floor_s", "pack_s", "through_s"))
+    told |= {name: np.asarray((bench or {})[name], dtype=np.float64) for name in names}
     if bench is not None:
         told |= {"block": int(bench["block"]), "why_not_through": str(bench["why_not_through"])}
         told["one_clock"] = bench["clock"] == "common"

@@ -171,24 +171,21 @@ def _cells(
         cell.apart, cell.withheld = point["apart"], culprits.withheld(point)
         cell.unsteady = tuple(finished["run"][disturbed_runs(finished)]) if culprits.unsteady(point) else ()
         cell.loader_thread = bool(record.effective.get("loader_thread"))
-        cell.first = tuple(_first(cell, point))
+        # What a reader must know before any number of the cell.
+        cell.first, residual_s = culprits.told(point), cell.parts_s["residual"] or 0.0
+        if cell.loader_thread and residual_s > UNEXPLAINED * cell.step_s:
+            share = f"{percent(residual_s / cell.step_s)} of the step"
+            cell.first.append(f"a thread loads the batches, and the training waits for it outside all laps, {share}")
+        if cell.unsteady:
+            more = f" (and {len(cell.unsteady) - 1} more)" if len(cell.unsteady) > 1 else ""
+            disturbed = f"run {cell.unsteady[0]} was disturbed{more}"
+            cell.first.append(f"{disturbed}, so that no advice follows from its times")
         cells.append(Row(**vars(cell), **_communication(cell, recorded)))
     timed = (cell for cell in cells if cell.workers == 1 and cell.outside is not None and cell.outside.where)
     alone = next(timed, None)
     for cell in cells:
         cell.outside_alone_s = alone.outside.gap_s if alone else None
     return cells
-
-
-def _first(cell: Row, point: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a reader must know before any number of a cell."""
-    yield from culprits.told(point)
-    if cell.loader_thread and (cell.parts_s["residual"] or 0.0) > UNEXPLAINED * cell.step_s:
-        share = percent((cell.parts_s["residual"] or 0.0) / cell.step_s)
-        yield f"a thread loads the batches, and the training waits for it outside all laps, {share} of the step"
-    if cell.unsteady:
-        more = f" (and {len(cell.unsteady) - 1} more)" if len(cell.unsteady) > 1 else ""
-        yield f"run {cell.unsteady[0]} was disturbed{more}, so that no advice follows from its times"
 
 
 def _communication(cell: Row, runs: Sequence[RunAccount]) -> dict[str, Any]:
