@@ -4,7 +4,6 @@ import json
 import math
 import random
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +80,10 @@ def bench_of(floor_s: np.ndarray, through_s: np.ndarray | None, pack_s: np.ndarr
         "through_s": through_s,
         "why_not_through": why,
     }
+
+
+def replace(seen: Observation, **changes: Any) -> Observation:
+    return Observation(**{**vars(seen), **changes})
 
 
 def known(ready: tuple[float, ...], *, floor: float, through: float, extra: float = 0.0, **changes: Any) -> Observation:
