@@ -19,7 +19,6 @@ from make.wording import Golden
 from horovod_study import cli, records
 from horovod_study.analysis.steps.attribution import (
     INSIDE_BACKWARD,
-    PARTS,
     Arm,
     Attribution,
     Observation,
@@ -80,6 +79,9 @@ def bench_of(floor_s: np.ndarray, through_s: np.ndarray | None, pack_s: np.ndarr
         "through_s": through_s,
         "why_not_through": why,
     }
+
+
+PARTS = ("floor", "skew", "runtime", "unexplained")  # they add up to the synchronisation
 
 
 def replace(seen: Observation, **changes: Any) -> Observation:
