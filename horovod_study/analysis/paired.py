@@ -123,17 +123,9 @@ def pairs(
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Memory:
-    """How rounds scatter about the level of their launch."""
-
-    variance: float  # per round, memory included: the variance of a mean of n rounds is this over n
-    freedom: float  # degrees of freedom of `variance`
-    rounds: float  # autocorrelation time: rounds that say as much as one independent one
-
-
-def memory(launches: Sequence[Floats]) -> Memory:
-    """Return the long-run variance of values (n,) of each of L launches, pooled.
+def memory(launches: Sequence[Floats]) -> SimpleNamespace:
+    """Return the long-run variance of values (n,) of each of L launches, pooled, its degrees of freedom, and `rounds`:
+    the autocorrelation time. The variance of a mean of n rounds is `variance` over n.
 
     Sum of autocovariances up to the first pair of lags whose sum is not positive, pairs never growing: the initial
     monotone sequence of C. Geyer (Practical Markov chain Monte Carlo, Stat. Sci. 7, 1992, 473-483, section 3.3). It is
@@ -151,7 +143,7 @@ def memory(launches: Sequence[Floats]) -> Memory:
         found = np.fft.irfft(spectrum.real**2 + spectrum.imag**2, size)[:lags]
         covariance += found / total
     if covariance[0] < _NO_SCATTER**2:
-        return Memory(variance=0.0, freedom=max(total - len(launches), 1.0), rounds=1.0)
+        return SimpleNamespace(variance=0.0, freedom=max(total - len(launches), 1.0), rounds=1.0)
     count = lags // 2
     both = covariance[: 2 * count : 2] + covariance[1 : 2 * count : 2]
     negative = np.flatnonzero(both <= 0)
@@ -160,7 +152,7 @@ def memory(launches: Sequence[Floats]) -> Memory:
     summed = 2 * float(np.minimum.accumulate(both[:used]).sum()) - covariance[0] if count else covariance[0]
     variance = max(summed, 0.25 * covariance[0]) / max(1 - (2 * last + 1) / mean_length, 0.2)
     freedom = max(2 * total / (2 * last + 1) - len(launches), 1.0)
-    return Memory(variance=variance, freedom=freedom, rounds=max(1.0, float(variance / covariance[0])))
+    return SimpleNamespace(variance=variance, freedom=freedom, rounds=max(1.0, float(variance / covariance[0])))
 
 
 def without_stalls(launches: Sequence[Floats]) -> tuple[list[Floats], int]:

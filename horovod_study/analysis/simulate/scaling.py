@@ -160,29 +160,19 @@ def communicate(
     return {**shown, "hidden": np.maximum(total - exposed, 0.0), "messages": messages}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Chance:
-    """The uniform numbers of D steps, each (D,): for the slowest worker, a slow node, and the phases of threads."""
+    """The stratified uniform numbers of D steps, each (D,): for the slowest worker, a slow node, and the phases of
+    threads; their strata are shuffled against each other."""
 
-    slowest: Floats
-    slow_node: Floats
-    phases: Floats
+    def __init__(self, steps: int, *, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.slowest, self.slow_node, self.phases = (
+            rng.permutation((np.arange(steps) + rng.uniform(0.0, 1.0, steps)) / steps) for _ in range(3)
+        )
 
     def apart(self, n: int) -> Floats:
         """Return how far apart the earliest and the latest of `n` threads look, as a share of a cycle: Beta(n-1, 2)."""
-        if n == 1:
-            return np.zeros_like(self.phases)
-        return np.asarray(special.betaincinv(n - 1, 2, self.phases))
-
-
-def chance(steps: int, *, seed: int) -> Chance:
-    """Return stratified numbers for `steps` steps; the strata of the three are shuffled against each other."""
-    rng = np.random.default_rng(seed)
-
-    def strata() -> Floats:
-        return np.asarray(rng.permutation((np.arange(steps) + rng.uniform(0.0, 1.0, steps)) / steps))
-
-    return Chance(slowest=strata(), slow_node=strata(), phases=strata())
+        return np.zeros_like(self.phases) if n == 1 else np.asarray(special.betaincinv(n - 1, 2, self.phases))
 
 
 # ---------------------------------------------------------------------------------------- a scenario over worker counts
@@ -297,7 +287,7 @@ def simulate(
     if not counts or (global_batch is not None and all(each.scaling == "weak" for each in scenarios.values())):
         fixed = "--global-batch is for a fixed batch per step; add --scaling strong, or leave it out"
         raise ConfigError(f"simulate: {fixed if counts else 'no worker count was given; name some with --workers'}")
-    fine, coarse = chance(STEPS, seed=seed), chance(100, seed=seed + 1)
+    fine, coarse = Chance(STEPS, seed=seed), Chance(100, seed=seed + 1)
     normal = np.random.default_rng(seed + 2).standard_normal((5, DRAWS, 1))
     rows: list[dict[str, Any]] = []
     baseline: dict[int, tuple[float, tuple[Floats, Floats, Floats] | None]] = {}

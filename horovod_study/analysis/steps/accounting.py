@@ -282,7 +282,11 @@ def account_run(run: RecordedRun, *, views: bool = False, profile: bool = False)
         setattr(found, name, max((getattr(rank, name) for rank in ranks), default=0))
     found.ranks, found.parts_s = tuple(ranks), dict(zip(PARTS, means.tolist(), strict=True))
     found.why_not = _why_not(run, ranks, ends, means)
-    found.residual = None if found.why_not else _over_ranks(shares, ranks, means)
+    found.residual, residuals = None, [rank.residual for rank in ranks if rank.residual is not None]
+    if residuals and not found.why_not:  # of the steps of all ranks
+        worst = max(residuals, key=lambda each: abs(each.worst))
+        whole = {"mean": float(means[-2] / means[-1]), **_quantiles(np.concatenate(shares))}
+        found.residual = SimpleNamespace(**{**vars(worst), **whole})
     shares.clear()
     found.incomplete = bool(run.missing) or len(set(ends.values())) > 1
     found.pop, found.skew_s = None, math.nan
@@ -403,16 +407,6 @@ def _rank(
     own.residual = SimpleNamespace(mean=means["residual"] / means["step"], **_quantiles(share.copy()))
     vars(own.residual).update(worst=float(share[place]), worst_step=int(step[place]), worst_rank=rank)
     return own, share
-
-
-def _over_ranks(shares: list[Floats], ranks: Sequence[SimpleNamespace], means: Floats) -> SimpleNamespace | None:
-    """Return what the residual is of the steps of all ranks."""
-    residuals = [rank.residual for rank in ranks if rank.residual is not None]
-    if not residuals or math.isnan(means[-2]):
-        return None
-    worst = max(residuals, key=lambda each: abs(each.worst))
-    whole = {"mean": float(means[-2] / means[-1]), **_quantiles(np.concatenate(shares))}
-    return SimpleNamespace(**{**vars(worst), **whole})
 
 
 def _quantiles(values: Floats) -> dict[str, float]:
