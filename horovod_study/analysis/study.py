@@ -193,7 +193,7 @@ def analyze(
     # Every parallel series is forecast in which only the worker count changes.
     chosen = points[(points["backend"] != "serial") & (points["mode"] != "mixed")].drop_duplicates("series")
     settings = dict(zip(chosen["series"], chosen["setting"], strict=True))
-    bases = points.groupby("series")[f"base_{baseline}_samples_per_s"].first().dropna().to_dict()
+    bases: Any = points.groupby("series")[f"base_{baseline}_samples_per_s"].first().dropna().to_dict()
     room = scaling.cores_of_one_machine(table)
     forecasts = recommendation.outlook(scaled, settings=settings, bases=bases, fits=fitted, room=room, seed=seed)
     learning = convergence.convergence(table, evaluations, targets=targets, baseline=baseline)
@@ -316,7 +316,7 @@ def _findings(table: pd.DataFrame, points: pd.DataFrame, parts: pd.DataFrame, ba
         top = top.sort_values(["samples_per_s_median", "series"], ascending=[False, True], kind="stable")
         top = top.drop_duplicates("series")
         best = top.iloc[0]
-        entry = {"partition": partition, "setting": setting, "workers": int(best["workers"])}
+        entry: dict[str, Any] = {"partition": partition, "setting": setting, "workers": int(best["workers"])}
         entry |= {"nodes": _number(best["nodes"]), "mode": best["mode"], "work": best["work"], "baseline": baseline}
         entry["base"] = scaling.baseline_words(rows, baseline)
         entry |= {"base_samples_per_s": _number(best[f"base_{baseline}_samples_per_s"]), "series": []}
