@@ -1,6 +1,6 @@
 """Ratios of cells that alternate in slices: the estimate within rounds, its interval, and when enough was measured.
 
-A kit like `stats`: it imports nothing of this package but that, and both wings use it.
+A kit like `stats`: it imports nothing of this package but that and the errors, and both wings use it.
 
 In each round every cell of a block trains for one slice; a launch is the rounds of the same processes. What is compared
 is the logarithm of the ratio of two rates within a round: drift and load that both cells feel drop out of it. Two
@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.stats import Floats, Interval
+from horovod_study.errors import AnalysisError
 
 OTHER_LOAD = 0.1
 """Cores that other programs may use in a slice; above it the slice and what it would be compared with are set aside."""
@@ -319,6 +320,13 @@ class Precision:
     most_launches: int = MOST_LAUNCHES
     other_load: float = OTHER_LOAD
     look_level: float = stats.LEVEL  # of the interval that is compared with the aim, and printed
+
+    def __post_init__(self) -> None:
+        if not (0 < self.half_width < 1 and 1 <= self.launches <= self.most_launches):
+            raise AnalysisError(
+                f"a precision of {self.half_width:g} in {self.launches} launches: allowed are a share between 0 and 1, "
+                f"such as 0.02, and 1 to {self.most_launches} launches"
+            )
 
     def judge(self, slices: Sequence[Slice], wanted: Iterable[tuple[str, str]]) -> list[RatioVerdict]:
         """Return a verdict for each wanted (cell, base); the last launch of a pair is the present one."""
