@@ -35,8 +35,7 @@ from matplotlib.figure import Figure
 from horovod_study.analysis.costs import Link
 from horovod_study.analysis.simulate.calibration import Given, calibrate, run_times
 from horovod_study.analysis.simulate.network import Network
-from horovod_study.analysis.simulate.scaling import Scenario, simulate
-from horovod_study.analysis.simulate.step import Compute, Runtime
+from horovod_study.analysis.simulate.scaling import Compute, Runtime, Scenario, simulate
 from horovod_study.config.doors import asked
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
@@ -131,7 +130,7 @@ def foretell(folder: Path, *, runtime: str, per_host: bool) -> dict[str, Any]:
         beside=() if per_host else besides,
         benches=[(content, BENCH)],
     )
-    row = simulate({"": found.scenario}, [2]).iloc[0]
+    row = simulate({"": found}, [2]).iloc[0]
     together = read_run(folder / TOGETHER)
     measured = run_times(recorded_run(folder / TOGETHER))
     assert measured.sync_s is not None

@@ -30,7 +30,7 @@ from horovod_study.analysis.importers import (
     points_from,
 )
 from horovod_study.analysis.machine.network import restored
-from horovod_study.analysis.series import exchange, reported
+from horovod_study.analysis.series import exchange
 from horovod_study.analysis.series.points import cores_of_one_machine, with_series
 from horovod_study.analysis.series.turns import study_turns
 from horovod_study.analysis.simulate.calibration import Given, calibrate, largest_of_each_kind, run_times
@@ -87,10 +87,10 @@ def _analysed(
     known["networks"] = [records.finite(restored(content, source=named)) for content, named in contents]
     if is_table(root):
         points = read_points(root, columns=columns)
-        table = reported.run_rows(points, root.resolve().stem)
+        table = exchange.run_rows(points, root.resolve().stem)
         known["commands"] = known.get("commands") or [f"horovod-study report {shlex.quote(root.resolve().name)}"]
         found = analyze_tables(table, None, unit=points.attrs.get("unit", SAMPLES), **known)
-        return table, records.epoch_table(), account(table, ()), found.with_doubts(reported.doubts(points))
+        return table, records.epoch_table(), account(table, ()), found.with_doubts(exchange.doubts(points))
     left_out: dict[str, str] = {}
     table, recorded = records.recorded_runs([root], only=only, left_out=left_out)
     evaluations = records.epoch_table(root, only=only)
@@ -222,7 +222,7 @@ def simulate(
     ]
     kept = largest_of_each_kind(networks)[0]
     known = calibrate(given, runs=recorded, benches=kept, further=[each for each in networks if each not in kept])
-    return simulate_scenarios(scenarios(known.scenario, what_if), list(workers), global_batch=global_batch, seed=seed)
+    return simulate_scenarios(scenarios(known, what_if), list(workers), global_batch=global_batch, seed=seed)
 
 
 def _text(path: Path, wanted: str = "the bench.json that `horovod-study bench` wrote") -> str:

@@ -13,7 +13,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from horovod_study.analysis.machine.usage import usage
+from horovod_study.analysis.machine.resources import usage
 from horovod_study.analysis.series.points import scaling_points
 from horovod_study.analysis.steps.breakdown import breakdown, losses
 from horovod_study.report.figures import catalogue

@@ -20,7 +20,7 @@ from make.wording import Golden
 from scipy import stats
 
 from horovod_study import records
-from horovod_study.analysis.steps.ablation import answer
+from horovod_study.analysis.steps.attribution import answer
 from horovod_study.config.run import LAPS
 from horovod_study.errors import AnalysisError, BackendError, RecordError
 from horovod_study.measure.clock import LapClock, now

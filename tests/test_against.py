@@ -15,7 +15,7 @@ from horovod_study.analysis.against import compare_studies, gate
 from horovod_study.analysis.learning.convergence import convergence
 from horovod_study.analysis.series.points import scaling_points, with_series
 from horovod_study.analysis.stats import holm, log_contrast
-from horovod_study.analysis.steps.run_profiles import RUN_COLUMNS
+from horovod_study.analysis.steps.accounting import RUN_TABLE_COLUMNS as RUN_COLUMNS
 from horovod_study.analysis.study import analyze
 from horovod_study.cli import main
 from horovod_study.errors import AnalysisError

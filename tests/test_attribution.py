@@ -21,7 +21,6 @@ from make.wording import Golden
 from horovod_study import cli, records
 from horovod_study.analysis.steps.attribution import (
     INSIDE_BACKWARD,
-    PARTS,
     Arm,
     Attribution,
     Observation,
@@ -82,6 +81,13 @@ def bench_of(floor_s: np.ndarray, through_s: np.ndarray | None, pack_s: np.ndarr
         "through_s": through_s,
         "why_not_through": why,
     }
+
+
+PARTS = ("floor", "skew", "runtime", "unexplained")  # they add up to the synchronisation
+
+
+def changed(seen: Observation, **changes: Any) -> Observation:
+    return Observation(**{**vars(seen), **changes})
 
 
 def known(ready: tuple[float, ...], *, floor: float, through: float, extra: float = 0.0, **changes: Any) -> Observation:
@@ -333,8 +339,8 @@ def test_the_first_step_of_an_epoch_is_left_out() -> None:
 
 
 def test_what_makes_the_result_doubtful_is_said(golden: Golden) -> None:
-    quiet, busy = simulated(1, steps=300), replace(simulated(2, steps=300), other_cores=1.3)
-    uneven = replace(simulated(3, steps=300, leave_s=5e-4), arm="uneven", one_clock=False)
+    quiet, busy = simulated(1, steps=300), changed(simulated(2, steps=300), other_cores=1.3)
+    uneven = changed(simulated(3, steps=300, leave_s=5e-4), arm="uneven", one_clock=False)
     assert attribute([quiet]).doubts == ()
     first, second, third = attribute([quiet, busy, uneven]).doubts
     golden(first, "1.3 cores", "3 runs")
@@ -447,7 +453,7 @@ def turned(
     turns = RunTurns(before=(0, *begins), launch=f"arms/{launch:03d}", rounds=slices, other_load=loads)
     facts = effective(workers, **({"backend": "serial"} if workers == 1 else {}))
     seen = observe(f"{launch}-{arm}", {}, facts, launch, rows, bench, turns=turns)
-    return replace(seen, arm=arm, **changes)
+    return changed(seen, arm=arm, **changes)
 
 
 def test_arms_are_compared_in_the_rounds_that_they_have_in_common() -> None:
@@ -464,7 +470,7 @@ def test_arms_are_compared_in_the_rounds_that_they_have_in_common() -> None:
             turned("cycle 10 ms", launch, step=2.5e-3, floor=2e-4, seed=4, settings=cycle(10)),
         )
     ]
-    found, apart = attribute(seen), attribute([replace(each, turns=RunTurns()) for each in seen])
+    found, apart = attribute(seen), attribute([changed(each, turns=RunTurns()) for each in seen])
     shipped, short, _ = found.arms
     assert [arm.rounds for arm in found.arms] == [30, 30, 30] and {arm.rounds for arm in apart.arms} == {0}
     for arm, other, truth in zip(found.arms, apart.arms, (1.5 / 2.3, 1.5 / 2.8, 1.5 / 2.9), strict=True):
@@ -482,8 +488,8 @@ def test_a_single_launch_and_a_mixture_are_compared_as_before() -> None:
     def both(*launches: int) -> list[Observation]:
         return [turned(arm, each, step=2e-3) for each in launches for arm in ("one worker", "shipped settings")]
 
-    for seen in (both(0), [*both(0, 1), *(replace(each, turns=RunTurns(), run="x", repeat=2) for each in both(2))]):
-        apart = [replace(each, turns=RunTurns()) for each in seen]
+    for seen in (both(0), [*both(0, 1), *(changed(each, turns=RunTurns(), run="x", repeat=2) for each in both(2))]):
+        apart = [changed(each, turns=RunTurns()) for each in seen]
         # By what they show: from Python 3.13 on a NaN in a dataclass makes it unequal to another one.
         assert repr(one(attribute(seen))) == repr(one(attribute(apart)))
 
@@ -511,10 +517,10 @@ def test_slices_are_found_in_the_steps_of_a_run() -> None:
 def findings() -> Attribution:
     """Return arms of all kinds: an ordinary one, one with a long cycle, one whose parts exceed the whole."""
     seen = [simulated(seed) for seed in range(3)]
-    direct = replace(
+    direct = changed(
         known((2.7e-3, 2.5e-3), floor=1e-4, through=2e-4, extra=-4e-5), backend="mpi", arm="shipped settings"
     )
-    long = replace(known((2.6e-3, 2.6e-3), floor=1e-4, through=8e-3), arm="cycle 10 ms")
+    long = changed(known((2.6e-3, 2.6e-3), floor=1e-4, through=8e-3), arm="cycle 10 ms")
     return attribute([*seen, direct, long])
 
 
@@ -542,7 +548,7 @@ def test_the_table_shows_every_part_with_its_interval_and_shares() -> None:
 
 def test_the_order_of_the_runs_changes_nothing_but_the_order() -> None:
     seen = [simulated(seed) for seed in range(6)]
-    seen = [replace(each, arm=f"cycle {place % 2} ms", repeat=place // 2) for place, each in enumerate(seen)]
+    seen = [changed(each, arm=f"cycle {place % 2} ms", repeat=place // 2) for place, each in enumerate(seen)]
     mixed = random.Random(3).sample(seen, len(seen))
     first, second = attribute(seen), attribute(mixed)
     for arm in first.arms:

@@ -113,7 +113,7 @@ def test_of_several_counts_the_largest_is_used_and_the_others_are_compared_with_
     assert float(re.search(r"took ([\d.]+) of what", told)[1]) == pytest.approx(2 * 1.75 / 1.5, rel=0.05)
     others = [each for each in found if each not in kept]
     known = calibrate(asked(Given, {"compute_ms": 1.0, "batch": 1}, "simulate"), benches=kept, further=others)
-    assert [each.workers for each in known.scenario.network.measured.sweeps] == [8, 16, 4]
+    assert [each.workers for each in known.network.measured.sweeps] == [8, 16, 4]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from make.rich_study import WAYS, rich_analysis, rich_runs
 from make.synthetic_runs import run_table
 
 from horovod_study.analysis.importers import parse_points
-from horovod_study.analysis.series import reported
+from horovod_study.analysis.series import exchange
 from horovod_study.analysis.study import analyze
 from horovod_study.report.figures.catalogue import drawings
 from horovod_study.report.kit.style import series_labels
@@ -274,7 +274,7 @@ def pages(browser, brief, tmp_path_factory):
     runs = rich_runs(partitions={"alpha": 8, "gpu2": 4}, ways=(*WAYS, ("ddp", "gloo"))).query("batch == 75")
     made = {"study": rich_analysis(runs)}
     for name, text in (("seven", seven), ("twenty", twenty)):
-        made[name] = analyze(reported.run_rows(parse_points(text, name), name))
+        made[name] = analyze(exchange.run_rows(parse_points(text, name), name))
     assert len(runs) == 96
     found = {"brief": brief}
     for name, analysis in made.items():

@@ -25,8 +25,7 @@ from horovod_study.analysis.series.points import CHOICES, scaling_points, with_s
 from horovod_study.analysis.steps import breakdown, timeline
 from horovod_study.analysis.steps.attribution import INSIDE_COMPUTE, attribute, observe
 from horovod_study.analysis.steps.breakdown import NOTES, PARTS, folded, losses, shown
-from horovod_study.analysis.steps.rank_steps import align
-from horovod_study.analysis.steps.stragglers import find_stragglers, waiting
+from horovod_study.analysis.steps.rank_steps import align, find_stragglers, waiting
 from horovod_study.report.kit.style import LAPS
 
 CAPTURED = ("compute", "sync", "update", "residual")

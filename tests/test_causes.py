@@ -14,7 +14,7 @@ from make.synthetic_runs import run_table
 from make.synthetic_study import truth, write_study
 
 from horovod_study import records
-from horovod_study.analysis.machine import network, usage
+from horovod_study.analysis.machine import network, resources
 from horovod_study.analysis.steps import breakdown as losses
 from horovod_study.analysis.steps.accounting import account, account_runs
 from horovod_study.analysis.study import analyze
@@ -153,7 +153,7 @@ def test_use_is_the_median_of_the_runs_that_know_it():
     runs = run_table((1, 2), failed=()).assign(gpu_percent=math.nan, gpu_power_w_per_gpu=math.nan)
     mpi = (runs["backend"] == "horovod") & (runs["transport"] == "mpi") & (runs["workers"] == 2)
     runs.loc[mpi, "gpu_percent"] = [50.0, 70.0, math.nan]
-    table = usage.usage(runs)
+    table = resources.usage(runs)
     row = cell(table, "local horovod/mpi batch 75", 2).iloc[0]
 
     assert [row[f"gpu_percent_{end}"] for end in ("repeats", "median", "min", "max")] == [2, 60.0, 50.0, 70.0]
@@ -181,9 +181,9 @@ def test_the_load_over_time_is_that_of_the_profiles():
         ],
         ignore_index=True,
     )
-    table = usage.load(runs, profiles)
+    table = resources.load(runs, profiles)
 
-    assert list(table["slice"]) == list(range(usage.SLICES)) and (table["repeats"] == 2).all()
+    assert list(table["slice"]) == list(range(resources.SLICES)) and (table["repeats"] == 2).all()
     np.testing.assert_allclose(table["at_s"], np.arange(20) * 2 + 1, atol=0.6)  # since the window began
     assert (np.diff(table["gpu_percent_median"]) > 0).all()
     assert (

@@ -13,8 +13,8 @@ from test_inspection import EFFECTIVE, recorded
 
 from horovod_study import api, records
 from horovod_study.analysis.series.points import scaling_points
+from horovod_study.analysis.steps.accounting import outside_of, stalls_of, whole_epoch
 from horovod_study.analysis.steps.explanation import Explanation, Help, explain
-from horovod_study.analysis.steps.pauses import outside_of, stalls_of, whole_epoch
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.explanation import _runs_beside, page
 from horovod_study.report.page import html

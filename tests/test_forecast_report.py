@@ -9,7 +9,7 @@ import pytest
 from drawn_figures import figures_only
 from make.synthetic_runs import run_table
 
-from horovod_study.analysis.forecast import study_forecast
+from horovod_study.analysis.forecast import recommendation
 from horovod_study.analysis.study import analyze
 from horovod_study.report.figures import catalogue, scaling
 from horovod_study.report.kit import style
@@ -61,7 +61,7 @@ class TestTable:
                 "samples_per_s": [100.0, 195.0, 380.0, 540.0],
             }
         )
-        found = study_forecast.outlook(rows, settings={"a": "batch 75"}, bases={}, fits={})
+        found = recommendation.outlook(rows, settings={"a": "batch 75"}, bases={}, fits={})
         told = found.table[found.table["kind"] == "forecast"]
         assert list(told["workers"]) == [8, 12, 16, 24, 32, 48]
         assert list(told["nodes"]) == [2, 3, 4, 6, 8, 12]
@@ -108,7 +108,7 @@ class TestDocument:
     @pytest.mark.usefixtures("no_figures")
     def test_without_parallel_runs_there_is_nothing(self):
         alone = analyze(run_table(ways=WAYS[:1], failed=()))
-        assert alone.forecast.empty and list(alone.forecast.columns) == list(study_forecast.FORECAST_COLUMNS)
+        assert alone.forecast.empty and list(alone.forecast.columns) == list(recommendation.FORECAST_COLUMNS)
         assert alone.holdout == {"series": {}, "summary": {}}
         assert scaling.forecast(alone) is None and 'id="forecast"' not in html.render(alone)
 

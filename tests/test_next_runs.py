@@ -10,8 +10,9 @@ import pytest
 from fake_trainer import fake_launch
 from rich.console import Console
 
-from horovod_study.analysis.forecast.next_runs import lines, next_runs
 from horovod_study.analysis.forecast.prediction import predict
+from horovod_study.analysis.forecast.recommendation import next_lines as lines
+from horovod_study.analysis.forecast.recommendation import next_runs
 from horovod_study.cli import main
 from horovod_study.errors import AnalysisError, ConfigError
 from horovod_study.records import finite

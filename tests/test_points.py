@@ -13,7 +13,7 @@ from make.properties import examples
 from make.synthetic_runs import run_table
 
 from horovod_study.analysis.series import points
-from horovod_study.analysis.steps.stragglers import pop
+from horovod_study.analysis.steps.rank_steps import pop
 from horovod_study.errors import AnalysisError
 
 ROOT = Path(__file__).parents[1]

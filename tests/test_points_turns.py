@@ -13,7 +13,7 @@ from horovod_study.analysis import paired
 from horovod_study.analysis.series import points
 from horovod_study.analysis.series.turns import StudyTurns, slices_of, study_turns
 from horovod_study.analysis.study import analyze
-from horovod_study.analysis.sync.transports import ROUNDS
+from horovod_study.analysis.sync.synchronisation import ROUNDS
 from horovod_study.records import TurnSlice, append_turns
 from horovod_study.report.figures import scaling
 from horovod_study.report.page.tables import tables

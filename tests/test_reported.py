@@ -15,7 +15,7 @@ from horovod_study import api
 from horovod_study.analysis.fit.fitting import fit_series
 from horovod_study.analysis.forecast.prediction import predict
 from horovod_study.analysis.importers import parse_points
-from horovod_study.analysis.series import reported
+from horovod_study.analysis.series import exchange
 from horovod_study.analysis.study import Analysis, analyze
 from horovod_study.cli import main
 from horovod_study.records import finite
@@ -31,7 +31,7 @@ def table(first: int = 0, head: str = "GPUs,img/s") -> str:
 
 
 def analysed(text: str) -> Analysis:
-    return analyze(reported.run_rows(parse_points(text, "my.csv"), "my"))
+    return analyze(exchange.run_rows(parse_points(text, "my.csv"), "my"))
 
 
 @pytest.mark.slow
@@ -132,7 +132,7 @@ def test_what_cannot_be_is_a_doubt_of_the_page(text: str, told: str) -> None:
         frame.loc[2, "samples_per_s"] = 1e13
     if columns:
         frame.loc[1, "sync_s"] = 0.9
-    found = analyze(reported.run_rows(frame, "my"))
+    found = analyze(exchange.run_rows(frame, "my"))
 
     own = frame.attrs["doubts"] if "sync" in text else ()  # the wait is left out where the table is read
     assert [told in doubt for doubt in (*found.provenance["doubts"], *own)].count(True) == 1
@@ -161,7 +161,7 @@ def test_strong_and_weak_scaling_have_the_row_of_one_worker_each() -> None:
 
 
 def test_how_it_was_read_is_a_doubt() -> None:
-    told = reported.doubts(parse_points("GPUs,epoch time (s),remark\n1,8,x\n2,4,y\n", "my.csv"))
+    told = exchange.doubts(parse_points("GPUs,epoch time (s),remark\n1,8,x\n2,4,y\n", "my.csv"))
 
     assert "workers = GPUs" in told[0] and "'remark' not used" in told[1]
 

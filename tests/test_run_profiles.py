@@ -13,7 +13,7 @@ from make.synthetic_runs import run_table
 from make.synthetic_study import gpu_percent, power_w, truth, write_study
 
 from horovod_study import records
-from horovod_study.analysis.steps import run_profiles
+from horovod_study.analysis.steps import accounting
 from horovod_study.analysis.steps.accounting import account, account_run, account_runs
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
 
@@ -130,7 +130,7 @@ def test_permuted_run_tables_give_the_same_tables(study: tuple[Path, Analysis]):
 def test_a_run_table_without_step_rows_or_samples_has_empty_cells():
     found = analyze(run_table(workers=(1, 2)))
 
-    assert list(found.run_profiles.columns) == list(run_profiles.PROFILE_COLUMNS) and found.run_profiles.empty
+    assert list(found.run_profiles.columns) == list(accounting.PROFILE_COLUMNS) and found.run_profiles.empty
     assert len(found.runs) == len(run_table(workers=(1, 2)))
     assert found.runs["gpu_percent"].isna().all() and found.runs["skew_s"].isna().all()
     assert (found.runs["command"] == "").all()
@@ -230,12 +230,12 @@ def test_a_damaged_file_of_samples_leaves_the_course_of_the_steps(tmp_path: Path
     profile = account_run(records.recorded_run(directory), profile=True).profile
 
     assert profile is not None and len(profile) == 10
-    assert all(profile[name].isna().all() for name in run_profiles.LOADS)
+    assert all(profile[name].isna().all() for name in accounting.LOADS)
     assert profile["step_s_median"].notna().all()
 
 
 def test_untimed_steps_have_parts_without_times():
-    course = run_profiles.Course()
+    course = accounting.Course()
     step, nothing = np.arange(100), np.full(100, math.nan)
     course.add_rank(step, lambda name: nothing)
 
@@ -250,9 +250,9 @@ def test_untimed_steps_have_parts_without_times():
     st.integers(0, 3),
 )
 def test_quantiles_of_parts_are_those_of_numpy(values: np.ndarray, extra: int):
-    places = np.append(run_profiles.part_places(len(values)), np.full(extra, len(values)))
+    places = np.append(accounting.part_places(len(values)), np.full(extra, len(values)))
 
-    means, (median, p90) = run_profiles.by_part(values, places, (0.5, 0.9))
+    means, (median, p90) = accounting.by_part(values, places, (0.5, 0.9))
 
     for part, (begin, end) in enumerate(pairwise(places)):
         own = values[begin:end]
@@ -268,7 +268,7 @@ def test_readings_stand_for_the_time_since_the_one_before():
     at_s, values = np.array([0.0, 1.0, 3.0, 4.0]), np.array([99.0, 10.0, 20.0, math.nan])
     begin_s, end_s = np.array([0.0, 0.5, 1.0, 3.2, 5.0]), np.array([1.0, 2.0, 3.0, 3.8, 6.0])
 
-    found = run_profiles.held(at_s, values, begin_s, end_s)
+    found = accounting.held(at_s, values, begin_s, end_s)
 
     assert found[:3] == pytest.approx([10.0, (0.5 * 10 + 1.0 * 20) / 1.5, 20.0])
     assert np.isnan(found[3:]).all(), "a reading that is not known, and a time after the last one"

@@ -33,8 +33,21 @@ from horovod_study.analysis.simulate.network import (
     ring,
     small_allreduce_s,
 )
-from horovod_study.analysis.simulate.scaling import CHANGES, Scenario, Spread, all_doubts, doubts, simulate, what_if
-from horovod_study.analysis.simulate.step import PARTS, Compute, Runtime, chance, communicate, measured
+from horovod_study.analysis.simulate.scaling import (
+    CHANGES,
+    PARTS,
+    Chance,
+    Compute,
+    Runtime,
+    Scenario,
+    Spread,
+    all_doubts,
+    communicate,
+    doubts,
+    measured,
+    simulate,
+    what_if,
+)
 from horovod_study.errors import AnalysisError, ConfigError
 
 ALPHA, RATE, SIZE = 2e-6, 10e9, 100e6
@@ -325,7 +338,7 @@ def test_the_slowest_of_n_is_that_of_n_draws(n: int) -> None:
     error = 4 * brute.std() / math.sqrt(4000) + 1e-12
 
     assert compute.expected_slowest_s(n) == pytest.approx(brute.mean(), abs=error)
-    drawn = compute.slowest_s(n, chance(2000, seed=1).slowest)
+    drawn = compute.slowest_s(n, Chance(2000, seed=1).slowest)
     assert drawn.mean() == pytest.approx(compute.expected_slowest_s(n), rel=2e-3)
     assert np.quantile(drawn, [0.1, 0.5, 0.9]) == pytest.approx(np.quantile(brute, [0.1, 0.5, 0.9]), rel=0.02)
 

@@ -20,7 +20,6 @@ from horovod_study import records
 from horovod_study.analysis.costs import Link
 from horovod_study.analysis.machine.network import analyze
 from horovod_study.analysis.simulate.calibration import (
-    Calibration,
     Given,
     RunTimes,
     calibrate,
@@ -28,7 +27,7 @@ from horovod_study.analysis.simulate.calibration import (
     run_times,
 )
 from horovod_study.analysis.simulate.network import Network, allreduce_s
-from horovod_study.analysis.simulate.scaling import all_doubts, doubts, simulate, what_if
+from horovod_study.analysis.simulate.scaling import Scenario, all_doubts, doubts, simulate, what_if
 from horovod_study.cli import main
 from horovod_study.config.documents import load_yaml
 from horovod_study.config.doors import asked
@@ -43,7 +42,7 @@ WOKEN = {"HOROVOD_CYCLE_TIME": {"value": "0.05"}, "HOROVOD_IDLE_CYCLE_TIME": {"v
 NETWORKS = Path(__file__).parents[1] / "experiments" / "networks"
 
 
-def calibrated(*, runs=(), beside=(), benches=(), network=None, **given: Any) -> Calibration:
+def calibrated(*, runs=(), beside=(), benches=(), network=None, **given: Any) -> Scenario:
     return calibrate(asked(Given, given, "simulate"), runs=runs, beside=beside, benches=benches, network=network)
 
 
@@ -95,7 +94,7 @@ def constant(seconds: float, ranks: int = 1, steps: int = 60) -> np.ndarray:
 
 
 def at(calibration: Any, *counts: int) -> Any:
-    return simulate({"": calibration.scenario}, counts).set_index("workers")
+    return simulate({"": calibration}, counts).set_index("workers")
 
 
 # ------------------------------------------------------------------------------------------------------------ runs
@@ -168,7 +167,7 @@ def test_constants_of_more_workers_are_those_of_a_message(golden: Golden) -> Non
 @pytest.mark.parametrize("workers", [2, 4, 8])
 def test_the_calibrated_count_is_reproduced_whatever_the_size(workers: int) -> None:
     made = bench(workers=workers)
-    network = calibrated(benches=[(made, "b")], way="mpi", compute_ms=1, batch=1).scenario.network
+    network = calibrated(benches=[(made, "b")], way="mpi", compute_ms=1, batch=1).network
     points = [
         each for each in made["points"] if (each["way"], each["operation"], each["place"]) == ("mpi", "allreduce", "in")
     ]
@@ -224,7 +223,7 @@ def test_two_workers_from_one_and_a_benchmark_to_rounding(golden: Golden) -> Non
     assert table.loc[2, "compute_s"] == pytest.approx(3.6e-3)
     assert table.loc[2, "efficiency"] == pytest.approx(3.0 / (3.6 + 0.030 + BYTES / 5e6), rel=1e-3)
     golden(found.sources["crowding"], "1.000", "1.200")
-    assert "used for" not in " ".join(doubts(found.scenario, [1, 2]))
+    assert "used for" not in " ".join(doubts(found, [1, 2]))
 
 
 def test_a_run_of_several_workers_is_reproduced(golden: Golden) -> None:
@@ -237,35 +236,35 @@ def test_a_run_of_several_workers_is_reproduced(golden: Golden) -> None:
     assert table.loc[4, "step_s"] == pytest.approx((run.own_s + run.sync_s).mean(), rel=0.01)
     assert table.loc[4, "slowest_s"] == pytest.approx((own.max(axis=1) - own.mean(axis=1)).mean(), rel=0.1)
     golden(found.sources["overhead"], "run4x75")
-    golden(doubts(found.scenario, [4]))
+    golden(doubts(found, [4]))
 
 
 def test_workers_that_are_slow_together_are_doubted(golden: Golden) -> None:
     together = np.repeat(noise(3, 500, 1), 4, axis=1)
     found = calibrated(runs=[times(together)], benches=[(bench(workers=4), "b")])
 
-    golden(found.scenario.doubts)
+    golden(found.doubts)
 
 
 def test_two_batches_give_a_line(golden: Golden) -> None:
     """1 ms + 20 us per sample."""
     runs = [times(constant(1e-3 + batch * 20e-6), batch=batch) for batch in (100, 200, 400)]
     found = calibrated(runs=runs, alpha_us=1, gb_per_s=1, workers_per_node=1)
-    scenario = found.scenario
+    scenario = found
 
     assert scenario.fixed_share == pytest.approx(1 / 3)
     assert scenario.batch == 100 and scenario.batch_measured
     golden(found.sources["batch"], "1 ms", "20 us", "100", "200", "400")
     eight = simulate(what_if(scenario, ["batch=8x"]), [1]).iloc[-1]
     assert eight["compute_s"] == pytest.approx(17e-3)
-    given = calibrated(runs=runs, alpha_us=1, gb_per_s=1, batch=50).scenario
+    given = calibrated(runs=runs, alpha_us=1, gb_per_s=1, batch=50)
     assert given.compute.mean_s == pytest.approx(2e-3)
     assert given.batch_factor(100) == pytest.approx(1.5)
     assert "proportional" not in " ".join(all_doubts(what_if(scenario, ["batch=8x"]), [1]))
 
 
 def test_a_given_fixed_part_is_a_line_too() -> None:
-    scenario = calibrated(compute_ms=3, compute_fixed_ms=1, batch=100, alpha_us=1, gb_per_s=1, gradient_mb=1).scenario
+    scenario = calibrated(compute_ms=3, compute_fixed_ms=1, batch=100, alpha_us=1, gb_per_s=1, gradient_mb=1)
 
     assert simulate(what_if(scenario, ["batch=400"]), [1]).iloc[-1]["compute_s"] == pytest.approx(9e-3)
     assert "proportional" not in " ".join(all_doubts(what_if(scenario, ["batch=400"]), [1]))
@@ -274,19 +273,19 @@ def test_a_given_fixed_part_is_a_line_too() -> None:
 def test_links_that_were_not_measured_are_said(golden: Golden) -> None:
     one = [times(constant(3e-3))]
     inside = calibrated(runs=one, benches=[(bench(), "b")])
-    assert any(each.startswith("links between nodes were not measured") for each in inside.scenario.doubts)
-    golden(inside.scenario.doubts, "2 workers")
-    assert inside.scenario.network.workers_per_node == 2
+    assert any(each.startswith("links between nodes were not measured") for each in inside.doubts)
+    golden(inside.doubts, "2 workers")
+    assert inside.network.workers_per_node == 2
 
     far = bench()
     far["measured"][0]["conditions"]["ranks"][1]["host"] = "node2"
     across = calibrated(runs=one, benches=[(far, "far")])
-    assert any(each.startswith("links within a node were not measured") for each in across.scenario.doubts)
-    assert across.scenario.network.workers_per_node == 1
+    assert any(each.startswith("links within a node were not measured") for each in across.doubts)
+    assert across.network.workers_per_node == 1
 
     slow = bench(ways={"mpi": (50e-6, 1e8), "horovod/mpi": (90e-6, 1e8)})
     slow["measured"][0]["conditions"]["ranks"][1]["host"] = "node2"
-    both = calibrated(runs=one, benches=[(bench(), "near"), (slow, "far")]).scenario
+    both = calibrated(runs=one, benches=[(bench(), "near"), (slow, "far")])
     assert float(both.network.intra.bytes_per_s) == pytest.approx(6e9, rel=1e-3)
     assert float(both.network.inter.bytes_per_s) == pytest.approx(1e8, rel=1e-3)
     assert both.network.workers_per_node == 2
@@ -296,7 +295,7 @@ def test_links_that_were_not_measured_are_said(golden: Golden) -> None:
 def test_what_was_measured_holds_before_what_is_described() -> None:
     link = Link(alpha_s=1.0, bytes_per_s=1.0)
     described = Network(intra=link, inter=link, workers_per_node=16, source="n.yaml")
-    found = calibrated(runs=[times(constant(3e-3))], benches=[(bench(), "b")], network=described).scenario.network
+    found = calibrated(runs=[times(constant(3e-3))], benches=[(bench(), "b")], network=described).network
 
     assert float(found.intra.bytes_per_s) == pytest.approx(6e9, rel=1e-3)
     assert found.inter is link
@@ -310,13 +309,13 @@ def test_settings_of_horovod_become_cycle_fusion_and_negotiation() -> None:
         "HOROVOD_FUSION_THRESHOLD": {"value": "1000"},
         "HOROVOD_CACHE_CAPACITY": {"value": "0"},
     }
-    runtime = calibrated(runs=[times(noise(1, 100, 2), settings=settings)], benches=[(bench(), "b")]).scenario.runtime
+    runtime = calibrated(runs=[times(noise(1, 100, 2), settings=settings)], benches=[(bench(), "b")]).runtime
     assert (runtime.cycle_s, runtime.negotiation, runtime.fusion_bytes) == (5e-3, "full", 1000.0)
 
-    woken = calibrated(runs=[times(noise(1, 100, 2))], benches=[(bench(), "b")]).scenario.runtime
+    woken = calibrated(runs=[times(noise(1, 100, 2))], benches=[(bench(), "b")]).runtime
     assert (woken.cycle_s, woken.negotiation, woken.fusion_bytes) == (0.0, "cached", 128 * 2**20)
     plain = times(noise(1, 100, 2), backend="mpi", settings={})
-    assert calibrated(runs=[plain], benches=[(bench(), "b")], way="mpi").scenario.runtime.negotiation == "none"
+    assert calibrated(runs=[plain], benches=[(bench(), "b")], way="mpi").runtime.negotiation == "none"
 
 
 @pytest.mark.parametrize(
@@ -473,7 +472,7 @@ def test_wrong_use_of_the_verb_is_one_line(
 @pytest.mark.slow
 def test_the_figure_shows_every_scenario_and_every_part() -> None:
     found = calibrated(compute_ms=10, compute_cv=0.1, gradient_mb=10, alpha_us=5, gb_per_s=1, batch=32, overhead_us=100)
-    scenarios = what_if(found.scenario, ["bandwidth=2x", "slow-node=1.5x"])
+    scenarios = what_if(found, ["bandwidth=2x", "slow-node=1.5x"])
     table = simulate(scenarios, [1, 4, 64, 1024])
     with style():
         figure = drawing(table, found).draw(5.9)

@@ -8,8 +8,8 @@ import pytest
 from make.synthetic_runs import run_table
 
 from horovod_study.analysis.stats import median_ratio
-from horovod_study.analysis.sync import batch_size, boundary, cycle, synchronisation, transports
-from horovod_study.analysis.sync.batch_size import PIECEWISE, SATURATION, knee
+from horovod_study.analysis.sync import boundary, synchronisation
+from horovod_study.analysis.sync.synchronisation import PIECEWISE, SATURATION, knee
 from horovod_study.errors import AnalysisError
 from horovod_study.records import finite
 
@@ -126,7 +126,7 @@ def test_order_of_the_runs_does_not_matter():
     mixed = runs.sample(frac=1, random_state=3)
 
     pd.testing.assert_frame_equal(synchronisation.synchronisation(runs), synchronisation.synchronisation(mixed))
-    pd.testing.assert_frame_equal(transports.transports(runs), transports.transports(mixed))
+    pd.testing.assert_frame_equal(synchronisation.transports(runs), synchronisation.transports(mixed))
     one, other = (
         synchronisation.curves(synchronisation.fits(each), synchronisation.synchronisation(each))
         for each in (runs, mixed)
@@ -152,7 +152,7 @@ def drifting(difference, *, repeats=6, drift=0.1, scatter=0.005, workers=(2, 4),
 
 
 def rates(runs):
-    table = transports.transports(runs)
+    table = synchronisation.transports(runs)
     return table[table["quantity"] == "samples_per_s"]
 
 
@@ -163,7 +163,7 @@ def test_three_per_cent_are_found_under_a_drift_of_ten():
 
     assert list(found["verdict"]) == ["resolved", "resolved"]
     assert ((found["ratio_low"] < true) & (true < found["ratio_high"])).all()
-    assert set(found["test"]) == {transports.SIGN_FLIP} and set(found["pairs"]) == {8}
+    assert set(found["test"]) == {synchronisation.SIGN_FLIP} and set(found["pairs"]) == {8}
     assert {row[f"{row['better']}_transport"] for row in found.to_dict("records")} == {"gloo"}
 
 
@@ -185,15 +185,15 @@ def test_two_equal_transports_are_seldom_called_different():
 def test_the_test_is_chosen_by_the_number_of_pairs_alone():
     three, eight = (rates(drifting(0.2, repeats=repeats)) for repeats in (3, 8))
 
-    assert set(three["test"]) == {transports.STUDENT} and set(three["verdict"]) == {"resolved"}
-    assert set(eight["test"]) == {transports.SIGN_FLIP}
+    assert set(three["test"]) == {synchronisation.STUDENT} and set(three["verdict"]) == {"resolved"}
+    assert set(eight["test"]) == {synchronisation.SIGN_FLIP}
     assert (eight["p"] == 2 / 2**8).all() and (eight["p_holm"] == 4 / 2**8).all()
 
 
 def test_waiting_less_is_better():
     runs = timed(lambda n: 0.001, ways=TWO, repeats=4, noise=0.01)
     runs.loc[runs["transport"] == "gloo", "sync_s"] *= 2
-    table = transports.transports(runs)
+    table = synchronisation.transports(runs)
     row = table[(table["quantity"] == "sync_s") & (table["workers"] == 4)].iloc[0]
 
     assert row[f"{row['better']}_transport"] == "mpi"
@@ -224,7 +224,7 @@ def test_one_pair_says_nothing_of_its_own_trust(golden):
 
 def test_hidden_waiting_is_not_compared(golden):
     runs = run_table((2,), ways=(("horovod", "gloo"), ("ddp", "gloo")), failed=())
-    row = transports.transports(runs).query("quantity == 'sync_s'").iloc[0]
+    row = synchronisation.transports(runs).query("quantity == 'sync_s'").iloc[0]
 
     assert row["verdict"] == "not known" and math.isnan(row["ratio"])
     golden(row["note"], "ddp/gloo batch 75")
@@ -237,7 +237,7 @@ def test_nothing_else_may_differ_between_two_ways():
         for name, value in change.items():
             column = runs[name] if name in runs.columns else 1
             runs_ = runs.assign(**{name: np.where(other, value, column)})
-        assert transports.transports(runs_).empty, change
+        assert synchronisation.transports(runs_).empty, change
 
 
 # ---------------------------------------------------------------------------------------------------- batches
@@ -250,7 +250,7 @@ def test_a_step_of_a_plus_b_batch_has_its_knee_at_a_over_b():
     assert found["form"] == SATURATION and found["identified"]
     assert found["knee"] == pytest.approx(300, rel=1e-9)
     assert found["batch_for_90_percent"] == pytest.approx(2700, rel=1e-9)
-    rate = 300 / batch_size.step_at(SATURATION, found["fixed_s"], found["per_sample_s"], np.array([300.0]))[0]
+    rate = 300 / synchronisation.step_at(SATURATION, found["fixed_s"], found["per_sample_s"], np.array([300.0]))[0]
     assert rate == pytest.approx(0.5 / 1e-5, rel=1e-9)  # half of the most that ever larger batches give
 
 
@@ -289,7 +289,7 @@ def test_the_interval_of_the_knee_holds_the_truth(form, repeats, noise):
 )
 def test_batches_on_one_side_bound_the_knee_and_no_more(low, high, side, words):
     runs = batched(lambda b: 3e-3 + 1e-5 * b, np.geomspace(low, high, 5).round(), noise=0.01)
-    (row,) = batch_size.batch_sizes(runs).knees.to_dict("records")
+    (row,) = synchronisation.batch_sizes(runs).knees.to_dict("records")
 
     assert not row["identified"] and math.isnan(row["knee"]) and math.isnan(row["batch_for_90_percent"])
     assert row["note"].startswith(f"not identifiable: {words}")
@@ -299,7 +299,7 @@ def test_batches_on_one_side_bound_the_knee_and_no_more(low, high, side, words):
 
 def test_a_knee_whose_interval_reaches_into_the_batches_is_not_called_below_them_all(golden):
     runs = batched(lambda b: 3e-3 + 6e-5 * b, (60, 100, 200), noise=0.15, repeats=1)
-    (row,) = batch_size.batch_sizes(runs).knees.to_dict("records")
+    (row,) = synchronisation.batch_sizes(runs).knees.to_dict("records")
 
     assert row["knee_at_most"] > 60 and not row["identified"]
     golden(row["note"])
@@ -331,7 +331,7 @@ def batched(step_s, batches=BATCHES, *, workers=(2,), ways=TWO[:1], repeats=3, n
 
 def test_overhead_and_epochs_against_the_batch():
     runs = batched(lambda b: 1e-3 + 1e-5 * b, (50, 100, 300, 900), ways=(("serial", "none"), *TWO[:1]), noise=0.0)
-    found = batch_size.batch_sizes(runs)
+    found = synchronisation.batch_sizes(runs)
     two = found.cells.query("workers == 2").set_index("batch")
 
     assert list(two.index) == [50, 100, 300, 900] and set(two["series"]) == {"local horovod/mpi"}
@@ -346,7 +346,7 @@ def test_overhead_and_epochs_against_the_batch():
 
 def test_every_worker_count_has_a_knee_of_its_own():
     runs = batched(lambda b: 2e-3 + 1e-5 * b, workers=(2, 4), ways=TWO)
-    table = batch_size.batch_sizes(runs).knees
+    table = synchronisation.batch_sizes(runs).knees
 
     assert list(zip(table["series"], table["workers"], strict=True)) == [
         ("local horovod/mpi", 2),
@@ -361,13 +361,16 @@ def test_another_learning_rate_for_another_batch_is_the_same_series():
     runs = batched(lambda b: 2e-3 + 1e-5 * b)
     runs = runs.assign(lr=1e-5 * runs["batch"])
 
-    assert len(batch_size.batch_sizes(runs).knees) == 1
-    assert batch_size.batch_sizes(runs.assign(optimizer=["adam", "sgd"] * 10 + ["adam"])).knees["series"].nunique() == 2
+    assert len(synchronisation.batch_sizes(runs).knees) == 1
+    assert (
+        synchronisation.batch_sizes(runs.assign(optimizer=["adam", "sgd"] * 10 + ["adam"])).knees["series"].nunique()
+        == 2
+    )
 
 
 def test_one_batch_makes_no_table_and_two_no_knee(golden):
-    nothing = batch_size.batch_sizes(timed(lambda n: 1e-3))
-    two = batch_size.batch_sizes(batched(lambda b: 2e-3 + 1e-5 * b, (75, 150)))
+    nothing = synchronisation.batch_sizes(timed(lambda n: 1e-3))
+    two = synchronisation.batch_sizes(batched(lambda b: 2e-3 + 1e-5 * b, (75, 150)))
 
     assert nothing.cells.empty and nothing.knees.empty and nothing.curves.empty
     assert len(two.cells) == 2 and two.curves.empty
@@ -389,7 +392,7 @@ def test_what_is_no_measurement_is_refused(batch, step, words, golden):
 
 def test_the_order_of_the_runs_does_not_move_a_knee():
     runs = batched(lambda b: 2e-3 + 1e-5 * b, workers=(2, 4))
-    one, other = batch_size.batch_sizes(runs), batch_size.batch_sizes(runs.sample(frac=1, random_state=5))
+    one, other = synchronisation.batch_sizes(runs), synchronisation.batch_sizes(runs.sample(frac=1, random_state=5))
 
     for name in ("cells", "knees", "curves"):
         pd.testing.assert_frame_equal(getattr(one, name), getattr(other, name))
@@ -414,7 +417,7 @@ def cycled(
 
 
 def test_a_slope_of_half_a_cycle_is_recovered_with_its_share_at_the_default(golden):
-    (row,) = cycle.cycle_shares(cycled(repeats=5)).to_dict("records")
+    (row,) = synchronisation.cycle_shares(cycled(repeats=5)).to_dict("records")
 
     assert row["slope_low"] < 0.5 < row["slope_high"] and row["slope"] == pytest.approx(0.5, rel=0.1)
     assert row["rest_low_s"] < 4e-4 < row["rest_high_s"]
@@ -426,7 +429,7 @@ def test_a_slope_of_half_a_cycle_is_recovered_with_its_share_at_the_default(gold
 
 
 def test_what_moves_a_whole_repeat_does_not_move_the_slope():
-    still, moved = (cycle.cycle_shares(cycled(drift=drift, repeats=4)).iloc[0] for drift in (0.0, 1e-4))
+    still, moved = (synchronisation.cycle_shares(cycled(drift=drift, repeats=4)).iloc[0] for drift in (0.0, 1e-4))
 
     assert moved["slope_high"] - moved["slope_low"] == pytest.approx(still["slope_high"] - still["slope_low"])
     assert moved["rest_high_s"] - moved["rest_low_s"] > 2 * (still["rest_high_s"] - still["rest_low_s"])
@@ -437,7 +440,7 @@ def test_cycles_longer_than_the_step_have_a_line_of_their_own(golden):
         return each / 2 if each <= 2 else each - 2
 
     frames = [cycled((each,), slope=wait(each) / each, noise=0.01, repeats=4) for each in (0.2, 1.0, 5.0, 20.0)]
-    table = cycle.cycle_shares(pd.concat(frames, ignore_index=True))
+    table = synchronisation.cycle_shares(pd.concat(frames, ignore_index=True))
 
     assert list(table["slope"].round(1)) == [0.5, 1.0]
     assert list(table["expected_low"].round(6)) == [0.5, 1.0] and set(table["verdict"]) == {"as the cycle explains"}
@@ -454,22 +457,22 @@ def test_cycles_longer_than_the_step_have_a_line_of_their_own(golden):
     ],
 )
 def test_a_slope_that_the_cycle_does_not_explain_is_told(slope, idle, verdict, golden):
-    (row,) = cycle.cycle_shares(cycled(slope=slope, idle=idle, noise=0.005, repeats=6)).to_dict("records")
+    (row,) = synchronisation.cycle_shares(cycled(slope=slope, idle=idle, noise=0.005, repeats=6)).to_dict("records")
 
     golden((row["verdict"], row["note"]), verdict)
 
 
 def test_repeats_that_lack_a_cycle_make_one_line_through_all(golden):
     runs = cycled(repeats=4).iloc[:-1]
-    (row,) = cycle.cycle_shares(runs).to_dict("records")
+    (row,) = synchronisation.cycle_shares(runs).to_dict("records")
 
     golden(row["interval"], "95 %", "11 runs")
     assert row["slope_low"] < 0.5 < row["slope_high"] and row["share_low"] < 0.5 / 0.9 < row["share_high"]
 
 
 def test_without_two_cycles_there_is_no_table():
-    assert cycle.cycle_shares(cycled((1.0,))).empty
-    assert cycle.cycle_shares(timed(lambda n: 1e-3)).empty
+    assert synchronisation.cycle_shares(cycled((1.0,))).empty
+    assert synchronisation.cycle_shares(timed(lambda n: 1e-3)).empty
 
 
 # ------------------------------------------------------------------------------------------- jumps of a known size

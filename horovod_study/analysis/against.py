@@ -221,17 +221,10 @@ def _effect(
         return None
     parts = [runs[place, target] for place in places]
     values = [pd.to_numeric(each[METRICS[metric].column], errors="coerce").to_numpy(np.float64) for each in parts]
-    numbers = dict.fromkeys(("before", "after", "ratio", "ratio_low", "ratio_high", "p"), math.nan)
-    row = {
-        "metric": metric,
-        **{name: pair[name] for name in (*_SHOWN, "before_series", "before_partition", "before_nodes")},
-        "target_mse": target or math.nan,
-        **numbers,
-        "test": "",
-        "note": "",
-        "before_repeats": len(parts[1]),
-        "after_repeats": len(parts[0]),
-    }
+    row = {name: pair[name] for name in (*_SHOWN, "before_series", "before_partition", "before_nodes")}
+    row = {"metric": metric, **row, "target_mse": target or math.nan}
+    row |= dict.fromkeys(("before", "after", "ratio", "ratio_low", "ratio_high", "p"), math.nan)
+    row |= {"test": "", "note": "", "before_repeats": len(parts[1]), "after_repeats": len(parts[0])}
     flags = {*f"{pair['flags']} {pair['before_flags']}".split()} & {"apart", "withheld"} if metric == "speedup" else ()
     devices = [_listed(each["energy_of"].map(_text)) or "unknown devices" for each in parts[:2]]
     notes = [FLAGS[flag] for flag in sorted(flags)]

@@ -16,6 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -68,14 +69,6 @@ class Pairs:
     def differences(self) -> list[Floats]:
         """Log ratios, or differences of values, launch by launch."""
         return [one - other for one, other in zip(self.cell, self.base, strict=True)]
-
-    def rounds_made(self) -> int:
-        """Return how many rounds the last launch has made up to the last that is kept, what is left out included."""
-        return int(self.made[-1][-1]) if self.made and len(self.made[-1]) else len(self.cell[-1])
-
-    def rounds_kept(self, made: int) -> int:
-        """Return how many of the first `made` rounds of the last launch are kept."""
-        return int(np.searchsorted(self.made[-1], made, side="right")) if self.made else min(made, len(self.cell[-1]))
 
 
 def quiet_rounds(loads: ArrayLike, other_load: float = OTHER_LOAD) -> tuple[NDArray[np.bool_], bool]:
@@ -131,17 +124,9 @@ def pairs(
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Memory:
-    """How rounds scatter about the level of their launch."""
-
-    variance: float  # per round, memory included: the variance of a mean of n rounds is this over n
-    freedom: float  # degrees of freedom of `variance`
-    rounds: float  # autocorrelation time: rounds that say as much as one independent one
-
-
-def memory(launches: Sequence[Floats]) -> Memory:
-    """Return the long-run variance of values (n,) of each of L launches, pooled.
+def memory(launches: Sequence[Floats]) -> SimpleNamespace:
+    """Return the long-run variance of values (n,) of each of L launches, pooled, its degrees of freedom, and `rounds`:
+    the autocorrelation time. The variance of a mean of n rounds is `variance` over n.
 
     Sum of autocovariances up to the first pair of lags whose sum is not positive, pairs never growing: the initial
     monotone sequence of C. Geyer (Practical Markov chain Monte Carlo, Stat. Sci. 7, 1992, 473-483, section 3.3). It is
@@ -159,7 +144,7 @@ def memory(launches: Sequence[Floats]) -> Memory:
         found = np.fft.irfft(spectrum.real**2 + spectrum.imag**2, size)[:lags]
         covariance += found / total
     if covariance[0] < _NO_SCATTER**2:
-        return Memory(variance=0.0, freedom=max(total - len(launches), 1.0), rounds=1.0)
+        return SimpleNamespace(variance=0.0, freedom=max(total - len(launches), 1.0), rounds=1.0)
     count = lags // 2
     both = covariance[: 2 * count : 2] + covariance[1 : 2 * count : 2]
     negative = np.flatnonzero(both <= 0)
@@ -168,7 +153,7 @@ def memory(launches: Sequence[Floats]) -> Memory:
     summed = 2 * float(np.minimum.accumulate(both[:used]).sum()) - covariance[0] if count else covariance[0]
     variance = max(summed, 0.25 * covariance[0]) / max(1 - (2 * last + 1) / mean_length, 0.2)
     freedom = max(2 * total / (2 * last + 1) - len(launches), 1.0)
-    return Memory(variance=variance, freedom=freedom, rounds=max(1.0, float(variance / covariance[0])))
+    return SimpleNamespace(variance=variance, freedom=freedom, rounds=max(1.0, float(variance / covariance[0])))
 
 
 def without_stalls(launches: Sequence[Floats]) -> tuple[list[Floats], int]:
@@ -213,20 +198,12 @@ class RatioEstimate:
         return math.log(self.ratio.high / self.ratio.low) / 2 if self.ratio.known else math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class _Mean:
-    """The mean of all launches and half of its interval, logarithms."""
-
-    value: float
-    half: float
-    error: float  # standard error that decides
-    freedom: float
-    round_error: float
-    launch_variance: float
-
-
-def _mean(launches: Sequence[Floats], within: Memory, level: float) -> _Mean:
+def _mean(found: Pairs, level: float) -> SimpleNamespace | None:
     """Join L launches: the scatter of their means decides where it exceeds what rounds explain, and never narrows.
+
+    Return the launches that have come far enough to count, without stalls, and the `kept` places of them, how many
+    rounds were `moved`, their memory `within`; value and half, the mean and half of its interval, and p; round_error
+    and launch_variance. None where there is no launch of two rounds.
 
     V = MS / N with MS the mean square between launches, L - 1 degrees of freedom, where the launches scatter more than
     their rounds explain, F = MS / variance of rounds > 1; the component of launches is then (F - 1)(L - 1) v /
@@ -234,16 +211,25 @@ def _mean(launches: Sequence[Floats], within: Memory, level: float) -> _Mean:
     Controlled Clinical Trials 7, 1986, 177-188). The half width is never below that of rounds alone. (With
     the degrees of freedom of the sum by Satterthwaite it covers less: benchmarks/turns_coverage.py --within.)
     """
+    lengths = [len(each) for each in found.cell]
+    least = max(2.0, 0.25 * max(lengths, default=0))
+    kept = [place for place, length in enumerate(lengths) if length >= least]
+    if not kept:
+        return None
+    launches, moved = without_stalls([found.differences[place] for place in kept])
+    within = memory(launches)
     n = np.array([len(each) for each in launches], dtype=float)
     total, count = float(n.sum()), len(launches)
     means = np.array([each.mean() for each in launches])
     value = float((n * means).sum() / total)
     v = within.variance
     tail = 0.5 + level / 2
-    alone = math.sqrt(v / total)
+    alone = error = math.sqrt(v / total)
+    told = {"launches": launches, "kept": kept, "moved": moved, "within": within, "round_error": alone}
     if count == 1:
         half = stats.t_quantile(tail, within.freedom) * alone
-        return _Mean(value, half, alone, within.freedom, alone, math.nan)
+        p = stats.t_p(value, alone, within.freedom)
+        return SimpleNamespace(**told, value=value, half=half, error=alone, p=p, launch_variance=math.nan)
     square = float((n * (means - value) ** 2).sum()) / (count - 1)
     component = max(square - v, 0.0) * (count - 1) / (total - float((n**2).sum()) / total)
     weights = 1 / (component + v / n) if v > 0 or component > 0 else n
@@ -255,9 +241,11 @@ def _mean(launches: Sequence[Floats], within: Memory, level: float) -> _Mean:
     freedom = max(1 / float((share**2).sum()) - 1, 0.5)
     variance = 1 / float(weights.sum()) if component > 0 else square / total
     by_launches = stats.t_quantile(tail, freedom) * math.sqrt(variance)
-    if by_launches >= by_rounds:
-        return _Mean(value, by_launches, math.sqrt(variance), freedom, alone, component)
-    return _Mean(value, by_rounds, math.sqrt(pooled / total), within.freedom + count - 1, alone, component)
+    error = math.sqrt(variance)
+    if by_launches < by_rounds:
+        error, freedom = math.sqrt(pooled / total), within.freedom + count - 1
+    p, half = stats.t_p(value, error, freedom), max(by_launches, by_rounds)
+    return SimpleNamespace(**told, value=value, half=half, error=error, p=p, launch_variance=component)
 
 
 def difference(found: Pairs, *, level: float = stats.LEVEL) -> tuple[Interval, int] | None:
@@ -265,14 +253,11 @@ def difference(found: Pairs, *, level: float = stats.LEVEL) -> tuple[Interval, i
 
     Where the values of a launch do not scatter, launches decide.
     """
-    if not (kept := _comparable(found)):
+    if (mean := _mean(found, level)) is None:
         return None
-    launches, _ = without_stalls([found.differences[place] for place in kept])
-    mean = _mean(launches, memory(launches), level)
     ends = {"low": mean.value - mean.half, "high": mean.value + mean.half}
-    p = stats.t_p(mean.value, mean.error, mean.freedom)
-    interval = Interval(value=mean.value, **ends, level=level, p=p, n=sum(map(len, launches)))
-    return interval, len(launches)
+    interval = Interval(value=mean.value, **ends, level=level, p=mean.p, n=sum(map(len, mean.launches)))
+    return interval, len(mean.launches)
 
 
 def estimate(found: Pairs, *, level: float = stats.LEVEL) -> RatioEstimate | None:
@@ -280,46 +265,31 @@ def estimate(found: Pairs, *, level: float = stats.LEVEL) -> RatioEstimate | Non
 
     One launch gives the interval of rounds alone: the level of launches is then unknown, and `launches` says so.
     """
-    kept = _comparable(found)
-    if not kept:
+    if (mean := _mean(found, level)) is None:
         return None
-    launches, moved = without_stalls([found.differences[place] for place in kept])
-    within = memory(launches)
-    mean = _mean(launches, within, level)
-    half = mean.half if mean.error >= _NO_SCATTER else 0.0
-    rounds = sum(map(len, launches))
+    half, rounds = mean.half if mean.error >= _NO_SCATTER else 0.0, sum(map(len, mean.launches))
     ends = {"low": math.exp(mean.value - half), "high": math.exp(mean.value + half)} if math.isfinite(half) else {}
-    p = stats.t_p(mean.value, mean.error, mean.freedom)
-    spread = [
-        _scatter(values) for values in (launches, *([each[i] for i in kept] for each in (found.cell, found.base)))
-    ]
-    of_both = spread[1] + spread[2]
+
+    def scatter(launches: Sequence[Floats]) -> float:  # variance about the means of the launches
+        return sum(float(((each - each.mean()) ** 2).sum()) for each in launches) / (rounds - len(launches))
+
+    spread, of_both = (
+        scatter(mean.launches),
+        sum(scatter([of[i] for i in mean.kept]) for of in (found.cell, found.base)),
+    )
     return RatioEstimate(
-        ratio=Interval(value=math.exp(mean.value), **ends, level=level, p=p, n=rounds),
-        launches=len(launches),
+        ratio=Interval(value=math.exp(mean.value), **ends, level=level, p=mean.p, n=rounds),
+        launches=len(mean.launches),
         rounds=rounds,
-        round_sd=math.sqrt(spread[0]),
-        memory=within.rounds,
+        round_sd=math.sqrt(spread),
+        memory=mean.within.rounds,
         round_error=mean.round_error,
         launch_sd=math.sqrt(mean.launch_variance),
-        cancelled=1 - spread[0] / of_both if of_both > 0 else math.nan,
+        cancelled=1 - spread / of_both if of_both > 0 else math.nan,
         set_aside=found.set_aside,
-        stalls=moved,
+        stalls=mean.moved,
         shared=found.shared,
     )
-
-
-def _comparable(found: Pairs) -> list[int]:
-    """Places of the launches that have come far enough to count as launches."""
-    lengths = [len(each) for each in found.cell]
-    least = max(2.0, 0.25 * max(lengths, default=0))
-    return [place for place, length in enumerate(lengths) if length >= least]
-
-
-def _scatter(launches: Sequence[Floats]) -> float:
-    """Variance about the means of the launches."""
-    freedom = sum(len(each) - 1 for each in launches)
-    return sum(float(((each - each.mean()) ** 2).sum()) for each in launches) / freedom
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -382,11 +352,15 @@ class Precision:
         their own. Later ones are as long as those before. Judged on a growing schedule of lengths, so that to ask more
         often changes nothing.
         """
-        differences = found.differences
-        if not differences or (length := _judged(found.rounds_made())) < MIN_ROUNDS:
+        if not (differences := found.differences):
             return False
-        present = differences[-1][: found.rounds_kept(length)]
-        if len(present) < 4:
+        made = found.made[-1] if found.made else np.arange(1, len(differences[-1]) + 1)
+        length, look = 0, MIN_ROUNDS
+        while look <= (made[-1] if len(made) else 0):  # the last length on the schedule of looks that was reached
+            length = look
+            look = math.ceil(length * LOOKS)
+        present = differences[-1][: int(np.searchsorted(made, length, side="right"))]
+        if length < MIN_ROUNDS or len(present) < 4:
             return False
         if len(differences) > _PLANNED:
             return len(present) >= sum(map(len, differences[:-1])) / (len(differences) - 1)
@@ -411,13 +385,3 @@ class Precision:
                 rest = 0 if done else min(lengths[-1], length)
                 return math.ceil((count - made) * length - rest), count - len(lengths)
         return None, None
-
-
-def _judged(length: int) -> int:
-    """The last length on the schedule of looks that is not above `length`; 0 before the first."""
-    found = 0
-    for_now = float(MIN_ROUNDS)
-    while for_now <= length:
-        found = math.ceil(for_now)
-        for_now = found * LOOKS
-    return found

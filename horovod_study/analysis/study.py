@@ -12,17 +12,17 @@ import pandas as pd
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.fit.fitting import SeriesFit, fit_series
-from horovod_study.analysis.forecast import study_forecast
+from horovod_study.analysis.forecast import recommendation
 from horovod_study.analysis.importers import SAMPLES
 from horovod_study.analysis.learning import convergence
-from horovod_study.analysis.machine import resources, usage
+from horovod_study.analysis.machine import resources
 from horovod_study.analysis.series import points as scaling
 from horovod_study.analysis.series.culprits import briefly, of_kind, withheld
 from horovod_study.analysis.series.turns import StudyTurns
 from horovod_study.analysis.steps import accounting as steps
-from horovod_study.analysis.steps import attribution, run_profiles
+from horovod_study.analysis.steps import attribution
 from horovod_study.analysis.steps import breakdown as laps
-from horovod_study.analysis.sync import batch_size, boundary, cycle, synchronisation, transports
+from horovod_study.analysis.sync import boundary, synchronisation
 from horovod_study.errors import AnalysisError
 from horovod_study.records import finite
 
@@ -76,24 +76,24 @@ class Analysis:
     resources: pd.DataFrame = _table(lambda: resources.RESOURCE_COLUMNS)
     quantity_curves: pd.DataFrame = _table(lambda: resources.QUANTITY_CURVE_COLUMNS)
     crossings: pd.DataFrame = _table(lambda: convergence.CROSSING_COLUMNS)
-    forecast: pd.DataFrame = _table(lambda: study_forecast.FORECAST_COLUMNS)
+    forecast: pd.DataFrame = _table(lambda: recommendation.FORECAST_COLUMNS)
     synchronisation: pd.DataFrame = _table(lambda: synchronisation.SYNC_COLUMNS)
     sync_curves: pd.DataFrame = _table(lambda: synchronisation.CURVE_COLUMNS)
-    transports: pd.DataFrame = _table(lambda: transports.TRANSPORT_COLUMNS)
-    batches: pd.DataFrame = _table(lambda: batch_size.BATCH_COLUMNS)
-    knees: pd.DataFrame = _table(lambda: batch_size.KNEE_COLUMNS)
-    batch_curves: pd.DataFrame = _table(lambda: batch_size.CURVE_COLUMNS)
-    cycle: pd.DataFrame = _table(lambda: cycle.CYCLE_COLUMNS)
-    usage: pd.DataFrame = _table(lambda: usage.USAGE_COLUMNS)
-    load: pd.DataFrame = _table(lambda: usage.LOAD_COLUMNS)
+    transports: pd.DataFrame = _table(lambda: synchronisation.TRANSPORT_COLUMNS)
+    batches: pd.DataFrame = _table(lambda: synchronisation.BATCH_COLUMNS)
+    knees: pd.DataFrame = _table(lambda: synchronisation.KNEE_COLUMNS)
+    batch_curves: pd.DataFrame = _table(lambda: synchronisation.BATCH_CURVE_COLUMNS)
+    cycle: pd.DataFrame = _table(lambda: synchronisation.CYCLE_COLUMNS)
+    usage: pd.DataFrame = _table(lambda: resources.USAGE_COLUMNS)
+    load: pd.DataFrame = _table(lambda: resources.LOAD_COLUMNS)
     losses: pd.DataFrame = _table(lambda: laps.LOSS_COLUMNS)
     attribution: pd.DataFrame = _table(lambda: attribution.ARM_COLUMNS)
-    runs: pd.DataFrame = _table(lambda: run_profiles.RUN_COLUMNS)
-    run_profiles: pd.DataFrame = _table(lambda: run_profiles.PROFILE_COLUMNS)
+    runs: pd.DataFrame = _table(lambda: steps.RUN_TABLE_COLUMNS)
+    run_profiles: pd.DataFrame = _table(lambda: steps.PROFILE_COLUMNS)
     fits: Mapping[str, Any]
     provenance: Mapping[str, Any]
     quantities: Mapping[str, Any] = field(default_factory=lambda: {"fits": []})
-    holdout: Mapping[str, Any] = field(default_factory=lambda: study_forecast.nothing().document)
+    holdout: Mapping[str, Any] = field(default_factory=lambda: recommendation.no_outlook().document)
     sync_fits: Mapping[str, Any] = field(default_factory=lambda: synchronisation.document({}))
     network: Mapping[str, Any] = field(default_factory=lambda: {"machines": []})
 
@@ -190,7 +190,12 @@ def analyze(
     scaled = scaled[names].rename(columns={"batch": "batch_size"})
     scaled.attrs["unit"] = unit
     fitted = _fitted(scaled, points, baseline, seed)
-    forecasts = _forecasts(table, scaled, points, baseline, fitted, seed)
+    # Every parallel series is forecast in which only the worker count changes.
+    chosen = points[(points["backend"] != "serial") & (points["mode"] != "mixed")].drop_duplicates("series")
+    settings = dict(zip(chosen["series"], chosen["setting"], strict=True))
+    bases: Any = points.groupby("series")[f"base_{baseline}_samples_per_s"].first().dropna().to_dict()
+    room = scaling.cores_of_one_machine(table)
+    forecasts = recommendation.outlook(scaled, settings=settings, bases=bases, fits=fitted, room=room, seed=seed)
     learning = convergence.convergence(table, evaluations, targets=targets, baseline=baseline)
     rows = [] if accounting is None else steps.row_doubts(accounting)
     placed = boundary.over_placements(table)
@@ -203,82 +208,53 @@ def analyze(
     waits, wait_laws = synchronisation.synchronisation(communicating), synchronisation.fits(communicating, seed=seed)
     rates = table.set_index("run")["samples_per_s"]
     alternated = runs.assign(samples_per_s=runs["run"].map(rates)) if turns else runs
-    batched = batch_size.batch_sizes(alternated, seed=seed)
+    batched = synchronisation.batch_sizes(alternated, seed=seed)
     recorded = () if accounting is None else accounting.runs
     attributed = attribution.arm_rows(table, {run.run: run.taken for run in recorded if run.taken is not None})
-    profiles = run_profiles.profile_rows((run.run, run.profile) for run in recorded)
-    doubts += [*of_kind("nodes", synchronisation.doubts(waits, wait_laws)), *batch_size.doubts(batched.knees)]
+    profiles = steps.profile_rows((run.run, run.profile) for run in recorded)
+    doubts += [*of_kind("nodes", synchronisation.doubts(waits, wait_laws)), *synchronisation.knee_doubts(batched.knees)]
     studies = [study for study in _distinct(runs["study"]) if study != "train"]
     usual = [f"horovod-study run experiments/{study}.yaml" for study in studies] or ["python -m horovod_study.train"]
     usual.append("horovod-study report runs --out analysis")
-    return Analysis(
-        points=points,
-        curves=_curves(fitted),
-        breakdown=parts,
-        convergence=learning.curves,
-        learning=learning.learning,
-        targets=learning.targets,
-        nodes=boundary.by_nodes(placed),
-        boundary=boundary.boundaries(placed),
-        forecast=forecasts.table,
-        holdout=forecasts.document,
-        resources=resources.resources(table),
-        quantity_curves=resources.quantity_curves(quantities),
-        crossings=learning.crossings,
-        quantities={"fits": [resources.document(each) for each in quantities]},
-        synchronisation=waits,
-        sync_curves=synchronisation.curves(wait_laws, waits),
-        sync_fits=synchronisation.document(wait_laws),
-        transports=transports.transports(communicating, turns),
-        batches=batched.cells,
-        knees=batched.knees,
-        batch_curves=batched.curves,
-        cycle=cycle.cycle_shares(runs),
-        usage=usage.usage(table),
-        losses=laps.losses(parts, points, attributed, baseline=baseline, skew_s=steps.mean_skew(table, accounts)),
-        attribution=attributed,
-        network={"machines": [dict(each) for each in networks]},
-        runs=run_profiles.runs_table(runs, points, accounts),
-        **({} if accounts is None else {"accounting": accounts, "run_profiles": profiles}),
-        **({} if accounting is None else {"load": usage.load(table, profiles)}),
-        fits={
-            "baseline": baseline,
-            "series": {name: _document(name, fit, points, baseline, unit) for name, fit in fitted.items()},
-        },
-        provenance={
-            **_provenance(runs, table, baseline),
-            "findings": _findings(table, points, parts, baseline),
-            "doubts": doubts,
-            "doubt_kinds": _kinds(doubts),
-            "commands": list(usual if commands is None else commands),
-            **({} if unit == SAMPLES else {"unit": unit}),
-        },
-    )
+    made: dict[str, Any] = {"points": points, "breakdown": parts, "curves": _curves(fitted)}
+    made |= {"convergence": learning.curves, "learning": learning.learning, "targets": learning.targets}
+    made |= {"nodes": boundary.by_nodes(placed), "boundary": boundary.boundaries(placed)}
+    made |= {"forecast": forecasts.table, "holdout": forecasts.document, "crossings": learning.crossings}
+    made |= {"resources": resources.resources(table), "quantity_curves": resources.quantity_curves(quantities)}
+    made |= {"quantities": {"fits": [resources.document(each) for each in quantities]}, "synchronisation": waits}
+    made |= {"sync_curves": synchronisation.curves(wait_laws, waits), "sync_fits": synchronisation.document(wait_laws)}
+    made |= {"transports": synchronisation.transports(communicating, turns), "attribution": attributed}
+    made |= {"batches": batched.cells, "knees": batched.knees, "batch_curves": batched.curves}
+    made |= {"cycle": synchronisation.cycle_shares(runs), "usage": resources.usage(table)}
+    skew_s = steps.mean_skew(table, accounts)
+    made["losses"] = laps.losses(parts, points, attributed, baseline=baseline, skew_s=skew_s)
+    made |= {"network": {"machines": [dict(each) for each in networks]}}
+    made["runs"] = steps.runs_table(runs, points, accounts)
+    if accounting is not None:
+        made |= {"accounting": accounts, "run_profiles": profiles, "load": resources.load(table, profiles)}
+    documents = {name: _document(name, fit, points, baseline, unit) for name, fit in fitted.items()}
+    made["fits"] = {"baseline": baseline, "series": documents}
+    told = {**_provenance(runs, table, baseline), "findings": _findings(table, points, parts, baseline)}
+    told |= {"doubts": doubts, "doubt_kinds": _kinds(doubts), "commands": list(usual if commands is None else commands)}
+    return Analysis(**made, provenance=told if unit == SAMPLES else {**told, "unit": unit})
 
 
 def _provenance(runs: pd.DataFrame, table: pd.DataFrame, baseline: str) -> dict[str, Any]:
     """Return what was run, when (the first start and the last, ISO 8601), where, and how it was measured."""
     started = _distinct(runs["started"]) if "started" in runs.columns else []
     measured = table[scaling.measured(table)]
-    return {
-        "schema": SCHEMA,
-        "studies": _distinct(runs["study"]),
-        "partitions": _distinct(runs["partition"]),
-        "baseline": baseline,
-        "runs": {"total": len(runs), **runs["status"].value_counts().sort_index().to_dict()},
-        "started": started[:1] + started[-1:],
-        "failed": [
-            {f"{key}": _plain_value(value) for key, value in row.items()}
-            for row in scaling.failed_runs(table).to_dict("records")
-        ],
-        "environment": _environments(runs),
-        "measurement": _measurement(table),
-        "learning": {  # what all finished runs share; what they differ in is in the series
-            choice: _plain_value(measured[choice].iloc[0])
-            for choice in scaling.CHOICES
-            if measured[choice].nunique(dropna=False) == 1 and f"{measured[choice].iloc[0]}" != scaling.UNKNOWN
-        },
+    told = {"schema": SCHEMA, "studies": _distinct(runs["study"]), "partitions": _distinct(runs["partition"])}
+    states = {"total": len(runs), **runs["status"].value_counts().sort_index().to_dict()}
+    told |= {"baseline": baseline, "runs": states, "started": started[:1] + started[-1:]}
+    failed = scaling.failed_runs(table).to_dict("records")
+    told["failed"] = [{f"{key}": _plain_value(value) for key, value in row.items()} for row in failed]
+    told |= {"environment": _environments(runs), "measurement": _measurement(table)}
+    told["learning"] = {  # what all finished runs share; what they differ in is in the series
+        choice: _plain_value(measured[choice].iloc[0])
+        for choice in scaling.CHOICES
+        if measured[choice].nunique(dropna=False) == 1 and f"{measured[choice].iloc[0]}" != scaling.UNKNOWN
     }
+    return told
 
 
 def _fitted(scaled: pd.DataFrame, points: pd.DataFrame, baseline: str, seed: int) -> dict[str, SeriesFit]:
@@ -286,34 +262,13 @@ def _fitted(scaled: pd.DataFrame, points: pd.DataFrame, baseline: str, seed: int
     bases: dict[str, float] = {}
     for series, rows in points[points["backend"] != "serial"].groupby("series", sort=False):
         measured = rows[rows[f"speedup_{baseline}"].notna()]
-        if measured["workers"].nunique() >= study_forecast.FEWEST_COUNTS:
+        if measured["workers"].nunique() >= recommendation.FEWEST_COUNTS:
             bases[str(series)] = float(measured[f"base_{baseline}_samples_per_s"].iloc[0])
     frame = scaled[scaled["series"].isin(list(bases))]
     if frame.empty:
         return {}
     fits = fit_series(frame, baseline_samples_per_s=bases, seed=seed)
     return {name: fits[name] for name in bases}
-
-
-def _forecasts(
-    table: pd.DataFrame,
-    scaled: pd.DataFrame,
-    points: pd.DataFrame,
-    baseline: str,
-    fitted: Mapping[str, SeriesFit],
-    seed: int,
-) -> study_forecast.Outlook:
-    """Forecast every parallel series in which only the worker count changes."""
-    chosen = points[(points["backend"] != "serial") & (points["mode"] != "mixed")].drop_duplicates("series")
-    base = points.groupby("series")[f"base_{baseline}_samples_per_s"].first()
-    return study_forecast.outlook(
-        scaled,
-        settings=dict(zip(chosen["series"], chosen["setting"], strict=True)),
-        bases={str(series): float(value) for series, value in base.dropna().items()},
-        fits=fitted,
-        room=scaling.cores_of_one_machine(table),
-        seed=seed,
-    )
 
 
 def _document(name: str, fit: SeriesFit, points: pd.DataFrame, baseline: str, unit: str) -> dict[str, Any]:
@@ -327,12 +282,8 @@ def _document(name: str, fit: SeriesFit, points: pd.DataFrame, baseline: str, un
         if row[f"base_{baseline}_repeats"]
         else ""
     )
-    return {
-        **finite(fit),
-        "baseline": f"{baseline}: {base}, {row['setting']}{rate}",
-        "mode": row["mode"],
-        "work": row["work"],
-    }
+    words = {"baseline": f"{baseline}: {base}, {row['setting']}{rate}", "mode": row["mode"], "work": row["work"]}
+    return {**finite(fit), **words}
 
 
 def _curves(fits: Mapping[str, SeriesFit]) -> pd.DataFrame:
@@ -365,40 +316,20 @@ def _findings(table: pd.DataFrame, points: pd.DataFrame, parts: pd.DataFrame, ba
         top = top.sort_values(["samples_per_s_median", "series"], ascending=[False, True], kind="stable")
         top = top.drop_duplicates("series")
         best = top.iloc[0]
-        found.append(
-            {
-                "partition": partition,
-                "setting": setting,
-                "workers": int(best["workers"]),
-                "nodes": _number(best["nodes"]),
-                "mode": best["mode"],
-                "work": best["work"],
-                "baseline": baseline,
-                "base": scaling.baseline_words(rows, baseline),
-                "base_samples_per_s": _number(best[f"base_{baseline}_samples_per_s"]),
-                "series": [
-                    {
-                        "series": row["series"],
-                        "workers": int(row["workers"]),
-                        "repeats": int(row["repeats"]),
-                        "samples_per_s": _number(row["samples_per_s_median"]),
-                        **_against(row, baseline),
-                        "efficiency": _number(row[f"efficiency_{baseline}"]),
-                    }
-                    for _, row in top.iterrows()
-                ],
-                "comparisons": [_comparison(table, best, other) for _, other in top.iloc[1:].iterrows()],
-                "overheads": [
-                    {"series": row["series"], **_against(row, "plain")}
-                    for _, row in rows[(rows["workers"] == 1) & rows["speedup_plain"].notna()].iterrows()
-                ],
-                "step": _step(parts, best, baseline),
-                "apart": str(best["apart"]),
-                "withheld": withheld(best),
-                "culprits": briefly(best),
-                "outside": {name: _number(best[column]) for name, column in _OUTSIDE.items()},
-            }
-        )
+        entry: dict[str, Any] = {"partition": partition, "setting": setting, "workers": int(best["workers"])}
+        entry |= {"nodes": _number(best["nodes"]), "mode": best["mode"], "work": best["work"], "baseline": baseline}
+        entry["base"] = scaling.baseline_words(rows, baseline)
+        entry |= {"base_samples_per_s": _number(best[f"base_{baseline}_samples_per_s"]), "series": []}
+        for _, row in top.iterrows():
+            told = {"series": row["series"], **{name: int(row[name]) for name in ("workers", "repeats")}}
+            told |= {"samples_per_s": _number(row["samples_per_s_median"]), **_against(row, baseline)}
+            entry["series"].append({**told, "efficiency": _number(row[f"efficiency_{baseline}"])})
+        entry["comparisons"] = [_comparison(table, best, other) for _, other in top.iloc[1:].iterrows()]
+        alone = rows[(rows["workers"] == 1) & rows["speedup_plain"].notna()]
+        entry["overheads"] = [{"series": row["series"], **_against(row, "plain")} for _, row in alone.iterrows()]
+        entry |= {"step": _step(parts, best, baseline), "apart": str(best["apart"]), "withheld": withheld(best)}
+        outside = {name: _number(best[column]) for name, column in _OUTSIDE.items()}
+        found.append({**entry, "culprits": briefly(best), "outside": outside})
     return found
 
 
@@ -415,14 +346,9 @@ def _comparison(table: pd.DataFrame, best: Any, other: Any) -> dict[str, Any]:
     """Return the throughput of `best` over that of `other` at equal workers; resolved is None without an interval."""
     fast, slow = (_of_cell(table, row)["samples_per_s"].to_numpy(np.float64) for row in (best, other))
     ratio = stats.median_ratio(fast, slow)
-    return {
-        "faster": best["series"],
-        "slower": other["series"],
-        "ratio": _number(np.median(fast) / np.median(slow)),
-        "low": _number(ratio.low),
-        "high": _number(ratio.high),
-        "resolved": ratio.excludes(1) if ratio.known else None,
-    }
+    ends = {"ratio": np.median(fast) / np.median(slow), "low": ratio.low, "high": ratio.high}
+    told = {"faster": best["series"], "slower": other["series"], **{name: _number(end) for name, end in ends.items()}}
+    return {**told, "resolved": ratio.excludes(1) if ratio.known else None}
 
 
 def _of_cell(table: pd.DataFrame, row: Any) -> pd.DataFrame:
@@ -441,15 +367,11 @@ def _step(parts: pd.DataFrame, best: Any, baseline: str) -> dict[str, Any] | Non
     # Of a captured step, what the base has inside compute has no growth of its own.
     captured = "compute" in known and not math.isnan(by_lap.at["compute", "mean_s"])
     grown = [lap for lap in known if not (captured and math.isnan(by_lap.at[lap, f"minus_{baseline}_s"]))]
-    return {
-        "series": best["series"],
-        "workers": int(best["workers"]),
-        "step_s": _number(whole["mean_s"]),
-        "grown_s": _number(whole[f"minus_{baseline}_s"]),
-        "share": {lap: _number(by_lap.at[lap, "share"]) for lap in known},
-        "growth": {lap: _number(by_lap.at[lap, f"growth_{baseline}"]) for lap in grown},
-        "note": by_lap.at["sync", "note"],
-    }
+    told = {"series": best["series"], "workers": int(best["workers"]), "step_s": _number(whole["mean_s"])}
+    told |= {"grown_s": _number(whole[f"minus_{baseline}_s"])}
+    told |= {"share": {lap: _number(by_lap.at[lap, "share"]) for lap in known}}
+    told |= {"growth": {lap: _number(by_lap.at[lap, f"growth_{baseline}"]) for lap in grown}}
+    return {**told, "note": by_lap.at["sync", "note"]}
 
 
 def _distinct(column: pd.Series) -> list[str]:
@@ -472,9 +394,6 @@ def _environments(runs: pd.DataFrame) -> list[dict[str, Any]]:
     return [{"runs": count, **dict(zip(columns, key, strict=True))} for key, count in ordered]
 
 
-_LENGTHS = ("window_s", "steps", "excluded_steps")
-
-
 def _measurement(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Return how each series was measured: lengths of the timed window and what was left out before it."""
     table = table[scaling.measured(table)]
@@ -482,18 +401,10 @@ def _measurement(table: pd.DataFrame) -> list[dict[str, Any]]:
     for series, group in table.groupby("series", sort=False):
         first = group.iloc[0]
         cells = group.groupby(["workers", "nodes"], dropna=False).size()
-        rows.append(
-            {
-                "series": series,
-                "work": first["work"],
-                "precision": first["precision"],
-                "reduction": first["reduction"],
-                "stock_settings": bool(first["horovod_defaults"]),
-                "train_samples": _range(group["train_samples"]),
-                "repeats": _range(cells),
-                **{name: _range(group[name]) for name in _LENGTHS if name in group.columns},
-            }
-        )
+        told = {"series": series, **{name: first[name] for name in ("work", "precision", "reduction")}}
+        told |= {"stock_settings": bool(first["horovod_defaults"]), "train_samples": _range(group["train_samples"])}
+        lengths = [name for name in ("window_s", "steps", "excluded_steps") if name in group.columns]
+        rows.append({**told, "repeats": _range(cells), **{name: _range(group[name]) for name in lengths}})
     return rows
 
 

@@ -207,7 +207,7 @@ def _account(options: argparse.Namespace) -> Result:
     found = account_all(table, [account_run(run) for run in runs])
     judged = None if allowed is None else gate(found, allowed)
     paths = write_accounting(found, judged, options.out) if options.out else []
-    document, code = {**records.finite(found), "gate": judged}, 0 if judged is None else judged.exit_code
+    document, code = {**records.finite(found), "gate": judged}, 1 if judged is not None and judged.over else 0
     return Result(document=document, lines=account_lines(found, judged), files=paths, exit_code=code)
 
 
@@ -467,7 +467,7 @@ def simulate(options: argparse.Namespace) -> Result:
         benches=benches,
         further=[each for each in read if each not in benches],
     )
-    scenarios = scaling.what_if(calibration.scenario, options.what_if)
+    scenarios = scaling.what_if(calibration, options.what_if)
     table = scaling.simulate(scenarios, options.workers, global_batch=options.global_batch, seed=options.seed)
     doubts = [*set_aside, *scaling.all_doubts(scenarios, options.workers, global_batch=options.global_batch)]
     look = figure_look(options)

@@ -39,7 +39,7 @@ def _next_arguments(parser: Parser) -> None:
 def next_runs(options: argparse.Namespace) -> Result:
     """Say which further runs of a study narrow its forecast most per GPU hour."""
     from horovod_study import records
-    from horovod_study.analysis.forecast import next_runs as forecast
+    from horovod_study.analysis.forecast import recommendation as forecast
     from horovod_study.analysis.series.exchange import points_of
     from horovod_study.analysis.series.points import with_series
     from horovod_study.studies.ledger import past_durations, read_ledger
@@ -56,7 +56,7 @@ def next_runs(options: argparse.Namespace) -> Result:
     points = points_of(with_series(records.run_table(ledger.directory, only=ledger.current_directories())))
     found = forecast.next_runs(points, target, candidates=counts | doubled, seconds=sorted(times)[len(times) // 2])
     text = [f"what narrows the forecast at {target:,} workers most, the most per GPU hour first:"]
-    text += [line for name, step in found.items() for line in ("", *forecast.lines(name, step))]
+    text += [line for name, step in found.items() for line in ("", *forecast.next_lines(name, step))]
     return Result(document={"series": {name: records.finite(step) for name, step in found.items()}}, lines=text)
 
 

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 
 from horovod_study.analysis.stats import Interval
 from horovod_study.analysis.steps import traces
-from horovod_study.analysis.steps.accounting import CLOSES_S, Accounting, ResidualGate
+from horovod_study.analysis.steps.accounting import CLOSES_S, Accounting
 from horovod_study.analysis.steps.attribution import Arm, Attribution
 from horovod_study.analysis.steps.breakdown import BASES, PARTS, shown
 from horovod_study.analysis.steps.timeline import PHASES, Timeline
@@ -26,7 +27,7 @@ HEADS = {**{part: part for part in PARTS}, "residual": "unexplained"}
 _CELL = ["series", "workers", "nodes"]
 
 
-def write_accounting(found: Accounting, gate: ResidualGate | None, directory: Path) -> list[Path]:
+def write_accounting(found: Accounting, gate: SimpleNamespace | None, directory: Path) -> list[Path]:
     """Write accounting.json and .txt, and the numbers as .csv (cells, and runs and ranks); return the paths."""
     texts = {
         "accounting.json": {**finite(found), "gate": finite(gate)},
@@ -37,7 +38,7 @@ def write_accounting(found: Accounting, gate: ResidualGate | None, directory: Pa
     return write_result(directory, texts)
 
 
-def account_lines(found: Accounting, gate: ResidualGate | None) -> list[str]:
+def account_lines(found: Accounting, gate: SimpleNamespace | None) -> list[str]:
     """Return the whole account as lines."""
     doubts = [f"  {line}" for doubt in found.doubts for line in wrapped(doubt, 112, deeper="  ")]
     notes = ["incomplete or doubtful runs", *doubts] if doubts else []
@@ -125,7 +126,7 @@ def _lines(heads: Sequence[str], groups: Sequence[Group], texts: Sequence[int] =
     return to_lines(Table(columns=table_of(heads, (), texts=texts).columns, groups=tuple(groups)))
 
 
-def gate_lines(gate: ResidualGate | None) -> list[str]:
+def gate_lines(gate: SimpleNamespace | None) -> list[str]:
     """Return the verdict of `--max-residual`: one line per thing that is over it."""
     if gate is None:
         return []

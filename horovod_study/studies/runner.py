@@ -29,7 +29,7 @@ from rich.text import Text
 from horovod_study.cluster import process
 from horovod_study.cluster.identity import identify, remember
 from horovod_study.cluster.jobs import JOBS, JobBook
-from horovod_study.cluster.launch import Site, site_of
+from horovod_study.cluster.launch import HERE, Site, site_of
 from horovod_study.cluster.process import GRACE_S, marked_below, stop_marked
 from horovod_study.cluster.remote import other_hosts, run_on, stop_marked_on
 from horovod_study.config.partitions import Host

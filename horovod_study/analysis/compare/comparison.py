@@ -61,13 +61,15 @@ def compare(blocks: Sequence[Block], *, aim: float | None = None) -> dict[str, A
     for block in sorted(blocks, key=lambda block: (block["workers"], block["block"])):
         by_count.setdefault(int(block["workers"]), []).append(block)
     speeds = [_speed(rows) for rows in by_count.values()]
-    adjusted = stats.holm([speed.ratio.p for speed, *_ in speeds])
-    told = zip(by_count.values(), speeds, adjusted, strict=True)
-    rows = [_count(own, *speed, p_holm=p, tests=len(by_count), aim=aim) for own, speed, p in told]
+    told = zip(by_count.values(), speeds, stats.holm([speed.ratio.p for speed, *_ in speeds]), strict=True)
+    rows = [_count(own, found, p, len(by_count), aim) for own, found, p in told]
     return {"workers": finite(rows), "learning": finite(_learning(blocks))}
 
 
-def _speed(rows: Sequence[Block]) -> tuple[PairedRatio, RatioEstimate | None, Floats]:
+_Speed: TypeAlias = tuple[PairedRatio, RatioEstimate | None, Floats]
+
+
+def _speed(rows: Sequence[Block]) -> _Speed:
     """Return B/A at a worker count, of what it is made where A and B trained in turns, and its logarithm in each block.
 
     AnalysisError where the rounds say nothing.
@@ -96,17 +98,9 @@ def _values(rows: Sequence[Block], arm: str, name: str) -> Floats:
     return np.array([math.nan if row[arm][name] is None else float(row[arm][name]) for row in rows])
 
 
-def _count(
-    rows: Sequence[Block],
-    speed: PairedRatio,
-    known: RatioEstimate | None,
-    logs: Floats,
-    *,
-    p_holm: float,
-    tests: int,
-    aim: float | None,
-) -> dict[str, Any]:
+def _count(rows: Sequence[Block], found: _Speed, p_holm: float, tests: int, aim: float | None) -> dict[str, Any]:
     """Return the comparison at one worker count."""
+    speed, known, logs = found
     unrest = {arm: _values(rows, arm, "step_s_p90") / _values(rows, arm, "step_s_median") for arm in "AB"}
     typical = stats.order_interval(logs).exp()
     away, odd = np.abs(logs - np.median(logs)), []
@@ -118,23 +112,16 @@ def _count(
     if known is None and speed.log_sd is not None and not odd:
         needed = stats.needed_blocks(speed.log_sd, tests=tests)
     shown = typical if odd and typical.known else speed.ratio
-    return {
-        "workers": int(rows[0]["workers"]),
-        **{f"{arm.lower()}_samples_per_s": stats.geometric_mean(_values(rows, arm, "samples_per_s")) for arm in "AB"},
-        **finite(speed),
-        **({} if known is None else {"exact": False}),
-        "turns": None if known is None else finite(known),
-        "p_holm": p_holm,
-        **{f"typical_{name.replace('value', 'ratio')}": value for name, value in finite(typical).items()},
-        "odd_blocks": odd,
-        "resolved": p_holm < stats.ALPHA and (speed.ratio.excludes(1) or typical.excludes(1)),
-        "ratios": np.exp(logs).tolist(),
-        **{f"{arm.lower()}_p90_over_median": float(np.median(each)) for arm, each in unrest.items()},
-        "p90_over_median": finite(stats.paired_ratio(unrest["A"], unrest["B"])),
-        "blocks_for_one_percent": needed,
-        "verdict": _verdict(shown, p_holm, needed, usually="typically " if shown is typical else ""),
-        "doubts": [*_doubts(rows, logs, odd, unrest, known, aim)],
-    }
+    rates = {f"{arm.lower()}_samples_per_s": stats.geometric_mean(_values(rows, arm, "samples_per_s")) for arm in "AB"}
+    told = {"workers": int(rows[0]["workers"]), **rates, **finite(speed)}
+    told |= {"turns": None} if known is None else {"exact": False, "turns": finite(known)}
+    told |= {"p_holm": p_holm, "odd_blocks": odd, "ratios": np.exp(logs).tolist(), "blocks_for_one_percent": needed}
+    told |= {f"typical_{name.replace('value', 'ratio')}": value for name, value in finite(typical).items()}
+    told |= {"resolved": p_holm < stats.ALPHA and (speed.ratio.excludes(1) or typical.excludes(1))}
+    told |= {f"{arm.lower()}_p90_over_median": float(np.median(each)) for arm, each in unrest.items()}
+    told |= {"p90_over_median": finite(stats.paired_ratio(unrest["A"], unrest["B"]))}
+    told["verdict"] = _verdict(shown, p_holm, needed, usually="typically " if shown is typical else "")
+    return {**told, "doubts": [*_doubts(rows, found, odd, unrest, aim)]}
 
 
 def _blocks_for(known: RatioEstimate, half_width: float) -> int | None:
@@ -168,13 +155,9 @@ def _verdict(shown: Interval, p_holm: float, needed: int | None, *, usually: str
 
 
 def _doubts(
-    rows: Sequence[Block],
-    logs: Floats,
-    odd: Sequence[int],
-    unrest: Mapping[str, Floats],
-    known: RatioEstimate | None,
-    aim: float | None,
+    rows: Sequence[Block], found: _Speed, odd: Sequence[int], unrest: Mapping[str, Floats], aim: float | None
 ) -> Iterator[str]:
+    _, known, logs = found
     if known is not None and aim is not None and known.half_width > aim:
         count, width = _blocks_for(known, aim) or "unknown", 100 * known.half_width
         yield f"B/A is known to +- {width:.2g} %, not to {100 * aim:.3g} %; blocks that this takes: {count}"
@@ -216,15 +199,10 @@ def _learning(blocks: Sequence[Block]) -> dict[str, Any]:
         text += f"; the losses of the first {steps} steps differ by up to {worst:.1e} of their size"
     if apart is not None:
         text += f"; the test MSE at the end differs by up to {100 * apart:.2f} %"
-    return {
-        "same_parameters": same,  # bit for bit, in every block
-        "alike": alike,
-        "first_steps": steps,  # whose losses were compared
-        "loss_difference": worst,
-        **{f"{arm}_test_mse": float(of.mean()) if len(of) else None for arm, of in zip("ab", known.T, strict=True)},
-        "test_mse_difference": apart,
-        "text": text,
-    }
+    told = {f"{arm}_test_mse": float(of.mean()) if len(of) else None for arm, of in zip("ab", known.T, strict=True)}
+    # same_parameters: bit for bit, in every block; first_steps: how many had their losses compared
+    told |= {"same_parameters": same, "alike": alike, "first_steps": steps, "loss_difference": worst}
+    return {**told, "test_mse_difference": apart, "text": text}
 
 
 _COLUMNS = {"blocks": "", "a_samples_per_s": ",.0f", "b_samples_per_s": ",.0f", "ratio": ".3f", "low": ".3f"}

@@ -75,7 +75,7 @@ def score(
         hidden = hidden_counts(counts, hide)
         if hidden:
             sizes = range(1, hidden + 1) if rolling else (hidden,)
-            found[name] = _scores(rows, counts, sizes, names, workers_per_node or planned_per_node(rows), bench)
+            found[name] = _scores(rows, sizes, names, workers_per_node or planned_per_node(rows), bench)
             continue
         why = f"hiding {hide} leaves fewer than {_MIN_KNOWN}; hide at most {len(counts) - _MIN_KNOWN}"
         if hide is None or len(counts) <= _MIN_KNOWN:
@@ -127,17 +127,11 @@ def planned_per_node(rows: pd.DataFrame) -> int | None:
     return int(np.ceil(rows["workers"] / rows["nodes"]).max()) if several else None
 
 
-def _scores(
-    rows: pd.DataFrame,
-    counts: list[int],
-    sizes: Sequence[int],
-    laws: Sequence[str],
-    per_node: int | None,
-    bench: Mapping[str, Any] | None,
-) -> Scores:
-    """The scores of one series, of whose `counts` (K,) the largest are hidden, as many as each of `sizes` says."""
+def _scores(rows: pd.DataFrame, sizes: Sequence[int], laws: Sequence[str], per_node: int | None, bench: Any) -> Scores:
+    """The scores of one series, of whose worker counts (K,) the largest are hidden, as many as each of `sizes` says."""
     from sklearn.model_selection import PredefinedSplit
 
+    counts = [int(count) for count in np.unique(rows["workers"])]
     targets: dict[str, list[dict[str, Any]]] = {law: [] for law in (COMBINED, *laws)}
     refused: dict[str, str] = {}
     for size in sizes:
@@ -163,14 +157,11 @@ def _scores(
                 own.append({**place, **values, "error": forecast / truth - 1, "covered": inside})
     most = sizes[-1]
     every = [each for own in targets.values() for each in own]
-    return Scores(
-        hidden=counts[-most:],
-        known=counts[:-most],
-        laws={law: _law_score(own, refused.get(law, "")) for law, own in targets.items()},
-        forecasts=sorted(every, key=lambda each: (each["known_to"], each["workers"])),
-        doubts=list(_doubts(rows, counts[-most - 1], most)),
-        why_not=None,
-    )
+    found = Scores(hidden=counts[-most:], known=counts[:-most], why_not=None)
+    found.laws = {law: _law_score(own, refused.get(law, "")) for law, own in targets.items()}
+    found.forecasts = sorted(every, key=lambda each: (each["known_to"], each["workers"]))
+    found.doubts = list(_doubts(rows, counts[-most - 1], most))
+    return found
 
 
 def _combined(known: pd.DataFrame, hidden: pd.DataFrame, per_node: int | None, bench: Any) -> list[tuple[Any, ...]]:
@@ -241,15 +232,10 @@ def lines(series: str, one: Scores, unit: str = "samples/s") -> list[str]:
         return wrapped(f"{name}: not scored: {one.why_not}", 100, "", " " * 23)
     text = [f"{name}: known {_listed(one.known)} workers, hidden {_listed(one.hidden)}", *_table(one.laws)]
     text.append(f"  forecasts of the combination, {unit} with 95 % interval:")
-    rows = [
-        (
-            "{workers:,} workers from {known_to:,}:".format(**each),
-            "{forecast:,.5g} [{low:,.5g}, {high:,.5g}], measured {measured:,.5g}, ".format(**each)
-            + _signed(each["error"]),
-        )
-        for each in one.forecasts
-        if each["law"] == COMBINED
-    ]
+    rows = []
+    for each in (each for each in one.forecasts if each["law"] == COMBINED):
+        told = "{forecast:,.5g} [{low:,.5g}, {high:,.5g}], measured {measured:,.5g}, ".format(**each)
+        rows.append(("{workers:,} workers from {known_to:,}:".format(**each), told + _signed(each["error"])))
     text += to_lines(table_of(("", ""), rows, texts=(1,)), indent=4, gap=1)
     for doubt in one.doubts:
         text += wrapped(f"doubt: {doubt}", 100, "  ", " " * 9)

@@ -2,18 +2,18 @@
 
 No single law is right for everybody's data: published curves of data-parallel training mostly level off after the
 first workers, as a ring all-reduce does, while fixed work runs into Amdahl's or Gunther's ceiling.
-So the forecast is a weighted mean of the laws in `trends` of the medians at each count, which weigh as they predicted
+So the forecast is a weighted mean of `trends` of the medians at each count, which weigh as they predicted
 the largest known counts. It is never above ideal scaling from the best per-worker throughput known. The interval
 combines the noise of one run, the errors about the largest known counts (growing with the doublings beyond the data),
 and the disagreement of the laws. A node boundary changes the regime: `_predict_series`, `_network_cost`.
-docs/metrics.md, "Forecast", has all of it; the constants here and in `trends` are no physics, they were chosen on
+docs/metrics.md, "Forecast", has all of it; the constants here are no physics, they were chosen on
 published tables: benchmarks/published/README.md, "Two halves".
 
-Letters: K distinct worker counts known, M counts to forecast.
+Letters: K distinct worker counts known, M counts to forecast, P known points, G cells of the grid of StepModel.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Annotated, Any, TypeAlias
@@ -23,10 +23,10 @@ import pandas as pd
 from pydantic import Field, model_validator
 
 from horovod_study.analysis.costs import moved_share
-from horovod_study.analysis.fit.form import MAX_WORKERS
+from horovod_study.analysis.fit.form import MAX_WORKERS, no_less_than_zero
 from horovod_study.analysis.fit.rows import by_series, check_points, medians_at, off_counts, off_doubts
-from horovod_study.analysis.forecast.batch_size import StepModel
-from horovod_study.analysis.forecast.trends import bench_trend, fit_trend, mix, sync_trends, trends
+from horovod_study.analysis.laws import all_trends
+from horovod_study.analysis.laws.law import Trend
 from horovod_study.analysis.laws.lines import POWER
 from horovod_study.analysis.machine.advice import network_of
 from horovod_study.analysis.machine.network import FittedModel, fitted
@@ -34,6 +34,221 @@ from horovod_study.analysis.series.baselines import SPEEDUP, base_of, impossibil
 from horovod_study.analysis.stats import Floats, normal_deviation
 from horovod_study.config.doors import Number, Options, Whole, above, asked, at_least, wrong
 from horovod_study.errors import AnalysisError
+
+FIXED = (-2.8, 1.1)  # mean and standard deviation of log a
+GROWTH = (-5.1, 1.1)  # the same of log g, where g is not 0
+_NO_GROWTH = 0.3  # prior probability that g is 0
+FLOOR = 1e-4  # density of the priors far out: nothing is impossible
+_POINT = 0.02  # log error of the median of a point
+_PER_DOUBLING = 0.02  # log error that a doubling of the workers adds: other software, other hosts
+_PER_HALVING = 0.06  # log error that a halving or doubling of the batch adds
+_SHARING = 0.5  # between 0.3 and 1 in the three such results of two submitters
+_SHARING_ERROR = 0.5  # standard deviation of _SHARING
+_FREEDOM = 4.0  # degrees of freedom of the Student likelihood
+
+_A = np.exp(np.linspace(np.log(0.002), np.log(8.0), 36))
+_G = np.exp(np.linspace(np.log(0.001), np.log(0.6), 18))
+_FIXED, _GROWN = (each.ravel() for each in np.meshgrid(_A, np.append(0.0, _G), indexing="ij"))
+
+
+def _density(values: Floats, mean: float, deviation: float) -> Floats:
+    density = np.exp(-0.5 * ((values - mean) / deviation) ** 2) + FLOOR
+    return np.asarray(density / density.sum(), dtype=np.float64)
+
+
+_PRIOR = np.outer(
+    _density(np.log(_A), *FIXED), np.append(_NO_GROWTH, (1 - _NO_GROWTH) * _density(np.log(_G), *GROWTH))
+).ravel()
+
+
+class StepModel:
+    """Steps of other batch sizes, step(N, b) = c (max(b, 1) / B + a + g log2(N / N_0)), by a grid of (a, g).
+
+    c is the time that computing takes with the largest known batch B; `a` is what a step costs whatever its batch, `g`
+    what each doubling of the workers adds, as shares of c. Two points hardly distinguish the three, so none is fitted:
+    the grid is weighted by its prior, which is what MLPerf's training results have in common, times the heavy-tailed
+    likelihood of the known points, each compared with the one before it (docs/metrics.md, "Another batch").
+
+    Known points, each (P,): workers, samples per worker and step, seconds per step.
+
+    Several batches of one worker count are points of their own; repeats of a point are to be their median.
+    `batches` are the smallest and largest known batch per worker, `last` is the last known point, from which forecasts
+    start: workers, batch, log step.
+    """
+
+    def __init__(self, workers: Floats, batch: Floats, step_s: Floats) -> None:
+        order = np.lexsort((batch, workers))
+        n, b, log_step = workers[order], batch[order], np.log(step_s[order])
+        self._first, self.batches = float(n[0]), (float(b.min()), float(b.max()))
+        self.last = float(n[-1]), float(b[-1]), float(log_step[-1])
+        score = np.log(_PRIOR)
+        for i in range(1, len(n)):
+            apart = self._log_step(n[i], b[i]) - self._log_step(n[i - 1], b[i - 1])
+            variance = 2 * _POINT**2 + _PER_DOUBLING**2 * np.log2(n[i] / n[i - 1])
+            variance += _PER_HALVING**2 * abs(np.log2(b[i] / b[i - 1]))
+            squares = (log_step[i] - log_step[i - 1] - apart) ** 2 / variance
+            score -= (_FREEDOM + 1) / 2 * np.log1p(squares / _FREEDOM)
+        weight = np.exp(score - score.max())
+        self._weight = weight / weight.sum()  # (G,)
+
+    def _log_step(self, workers: float, batch: float) -> Floats:
+        """(G,) log step in units of c; workers relative to the fewest known, batch and one sample to the largest."""
+        largest = self.batches[1]
+        shared = _SHARING * max(0.0, -float(np.log(batch)))
+        more = np.maximum(_FIXED + _GROWN * np.log2(workers / self._first), 0.0)  # fewer save no more than it all
+        return np.asarray(np.log(max(batch, 1.0) / largest + more) + shared, dtype=np.float64)
+
+    def _moments(self, values: Floats, batch: float) -> tuple[float, float]:
+        """Mean and variance over the grid, with that of a batch outside the known ones, and of a shared sample."""
+        mean, (low, high) = float(self._weight @ values), self.batches
+        away = max(0.0, float(np.log2(low / batch)), float(np.log2(batch / high)))
+        beyond = _PER_HALVING**2 * away + (_SHARING_ERROR * max(0.0, -float(np.log(batch)))) ** 2
+        return mean, float(self._weight @ (values - mean) ** 2) + beyond
+
+    def log_step(self, workers: float, batch: float) -> tuple[float, float]:
+        """Log of the step in seconds with `batch` samples on each of `workers`, and its standard deviation."""
+        n, b, log_step = self.last
+        mean, variance = self._moments(self._log_step(workers, batch) - self._log_step(n, b), batch)
+        variance += 2 * _POINT**2 + _PER_DOUBLING**2 * abs(np.log2(workers / n))
+        return log_step + mean, float(np.sqrt(variance))
+
+    def change(self, workers: float, before: float, after: float) -> tuple[float, float]:
+        """What batch `after` instead of `before` adds to the log of the step, and its standard deviation."""
+        mean, variance = self._moments(self._log_step(workers, after) - self._log_step(workers, before), after)
+        return mean, float(np.sqrt(variance))
+
+
+LAW_ERROR = 0.08  # log error of a usable law one doubling ahead, where three counts are all that is known
+SHORT = 0.3  # doublings: a step from 15 to 16 workers tells no less than this
+AGE = 0.25  # weight of an error whose origin is one doubling further back
+_ORIGINS = 8  # hold-outs at most, the latest; more cost time and say nothing new
+ANCHORED = 0.5  # share of the forecast that starts from the last measured point
+_DRIFT_WEIGHT = 0.06  # how many observed errors the prior of the drift counts for: the first one nearly replaces it
+OPEN = 0.9  # over K: weight of the priors in the spread; with few counts the law that did best may be luck
+_MIN_COMPUTING = 0.1  # share of the quickest step; an all-reduce that seems to fill it is hidden behind computing
+_SLACK = 0.02  # log, how much further than the worst USL a law may be off its last point
+
+Curve = Callable[[Floats], Floats]
+
+
+def trends(*, strong: bool) -> tuple[Trend, ...]:
+    """The trends that need worker counts only, with the priors of a fixed global batch or of a fixed one per worker.
+
+    With a fixed batch per worker Amdahl's law and USL take everything that is lost for a cost that grows with N. Where
+    the loss levels off, as in most published curves, they fall far too fast; UNLIKELY makes them ask for evidence.
+    """
+    asked = [replace(each, prior=each.strong_prior) for each in all_trends()] if strong else all_trends()
+    return tuple(each for each in asked if each.of != "sync" and each.prior > 0)
+
+
+def sync_trends(share: Mapping[float, float]) -> tuple[Trend, ...]:
+    """Laws of the synchronisation alone; what is left of the step is computing, which more workers do not change."""
+    return tuple(replace(each, share=share) for each in all_trends() if each.of == "sync")
+
+
+def bench_trend(seconds: Callable[[int], float], batch: float) -> Trend:
+    """The step as computing plus an all-reduce of `seconds(workers)`, for `batch` samples per worker."""
+    return Trend(name="bench", of="bench", costs=(lambda n: np.array([seconds(int(each)) for each in n]),), batch=batch)
+
+
+def fit_trend(trend: Trend, n: Floats, rate: Floats) -> Curve:
+    """Fit to per-worker throughputs `rate` (K,) at `n` (K,), relative residuals; return log r at any counts."""
+    if trend.of == "last" or len(n) == 1:
+        last = math.log(rate[-1])
+        return lambda m: np.full(np.shape(m), last)
+    if trend.of == "log":
+        centre, scale = np.log(n).mean(), np.log(rate).mean()
+        x = np.log(n) - centre
+        slope = min(float(x @ np.log(rate) / (x @ x)), 0.0)
+        return lambda m: np.asarray(scale + slope * (np.log(m) - centre), dtype=np.float64)
+    if trend.of == "bench":
+        left = float(np.median(trend.batch / rate - trend.costs[0](n)))
+        computing = max(left, _MIN_COMPUTING * trend.batch / float(rate.max()))
+        return lambda m: np.asarray(math.log(trend.batch) - np.log(computing + trend.costs[0](m)), dtype=np.float64)
+    if trend.of == "sync" and trend.share is not None:
+        share = np.array([trend.share[count] for count in n])
+        computing = float((1 - share[-1]) / rate[-1])
+        cost = no_less_than_zero(_columns(trend.costs, n) * rate[:, np.newaxis], share)
+        return lambda m: np.asarray(-np.log(computing + _mean(cost, _columns(trend.costs, m).T)), dtype=np.float64)
+    value, sign = (rate, 1.0) if trend.of == "rate" else (1 / rate, -1.0)
+    costs: tuple[Curve, ...] = (np.ones_like, *trend.costs)
+    found = no_less_than_zero(_columns(costs, n) / value[:, np.newaxis], np.ones_like(n))
+    return lambda m: np.asarray(sign * np.log(np.maximum(_mean(found, _columns(costs, m).T), 1e-300)), dtype=np.float64)
+
+
+def _columns(costs: Sequence[Curve], n: Floats) -> Floats:
+    return np.stack([cost(n) for cost in costs], axis=1)
+
+
+def forecast(trend: Trend, n: Floats, rate: Floats, asked: Floats) -> Floats:
+    """Log r at `asked` (M,) from points (n, rate): half as the law says, half from the nearest end of the points."""
+    law = fit_trend(trend, n, rate)
+    end = np.where(asked < n[0], 0, -1)
+    last = np.log(rate)[end]
+    found = law(asked) + ANCHORED * (last - law(n)[end])
+    # Per worker, throughput changes at most with the square of the worker count: USL at its worst.
+    bound = 2 * np.abs(np.log(asked / n[end]))
+    return np.asarray(np.clip(found, last - bound - _SLACK, last + bound + _SLACK), dtype=np.float64)
+
+
+def _mean(weights: Floats, values: Floats) -> Floats:
+    """Weighted sum over rows, the same to the last bit whatever other columns there are.
+
+    A matrix product and `sum(axis=0)` take another order for one column than for several.
+    """
+    return np.array([math.fsum(column) for column in (weights[:, np.newaxis] * values).T.tolist()], dtype=np.float64)
+
+
+def mix(
+    candidates: Sequence[Trend],
+    n: Floats,
+    log_rate: Floats,
+    asked: Floats,
+    *,
+    drift: float,
+    possible: Sequence[str] = (),
+) -> SimpleNamespace:
+    """Weigh the trends by what they say about the largest counts from the smaller ones, and let them forecast.
+
+    Return, in logarithms of samples/s per worker, the centre (M,), the spread (M,) of the trends, the lowest (M,) of
+    those that are possible, the drift (error of the forecast one doubling ahead), the weights, and whether the largest
+    counts are regular: any trend predicted them.
+
+    `n`, `log_rate` (K,) ascending in workers; `drift` is the log error one doubling ahead before the data have a say.
+    The trends named in `possible` stay possible, however badly they predicted the known counts.
+    """
+    rate = np.exp(log_rate)
+    origins = range(max(2, len(n) - _ORIGINS), len(n))
+    ahead = np.array([max(math.log2(n[j] / n[h - 1]), SHORT) for h in origins for j in range(h, len(n))])
+    age = np.array([AGE ** math.log2(n[-2] / n[h - 1]) for h in origins for _ in range(h, len(n))])
+    errors = np.zeros((len(candidates), len(ahead)))
+    forecasts = np.zeros((len(candidates), len(asked)))
+    for i, trend in enumerate(candidates):
+        forecasts[i] = forecast(trend, n, rate, asked)
+        if len(ahead):
+            errors[i] = np.concatenate([forecast(trend, n[:h], rate[:h], n[h:]) - log_rate[h:] for h in origins])
+    prior = np.array([trend.prior for trend in candidates])
+    # The more counts, the sharper laws are distinguished. A Cauchy error: one bad point refutes nothing.
+    scale = LAW_ERROR / max(len(n) - 2, 1) * ahead
+    likelihood = (age * -np.log1p((errors / scale) ** 2)).sum(axis=1)
+    score = np.log(prior) + likelihood
+    weights = np.exp(score - score.max())
+    weights /= weights.sum()
+    centre = _mean(weights, forecasts)
+    open_ended = forecasts[[trend.name in possible for trend in candidates]]  # may be none
+    openness = OPEN / max(len(n), 3)
+    broad = (1 - openness) * weights + openness * prior / prior.sum()
+    squares = float(weights @ (age * errors**2 / ahead).sum(axis=1)) if len(ahead) else 0.0
+    closest = float((age * (errors / ahead) ** 2).sum(axis=1).min() / age.sum()) if len(ahead) else math.inf
+    return SimpleNamespace(
+        centre=centre,
+        spread=np.sqrt(_mean(broad, (forecasts - centre) ** 2)),
+        lowest=np.min(np.vstack([open_ended, centre]), axis=0),
+        drift=math.sqrt((_DRIFT_WEIGHT * drift**2 + squares) / (_DRIFT_WEIGHT + age.sum())),
+        regular=bool(closest <= (2 * LAW_ERROR) ** 2),
+        weights={trend.name: float(weight) for trend, weight in zip(candidates, weights, strict=True)},
+    )
+
 
 _MIN_NOISE = 0.028  # relative spread of single runs, where repeats do not say better
 DRIFT = 0.22  # log error one doubling beyond the data, where two counts are all that is known
@@ -122,12 +337,9 @@ def predict(
     options = {"workers": list(workers), "workers_per_node": workers_per_node, "batch": each}
     told = asked(_PredictOptions, {**options, "global_batch": global_batch}, "predict")
     network = None if bench is None else _network(bench)
-    counts, batches, of_file = told.workers, told.batches, tuple(points.attrs.get("doubts", ()))
+    of_file = tuple(points.attrs.get("doubts", ()))
     return {
-        name: [
-            replace(one, doubts=(*of_file, *one.doubts))
-            for one in _predict_series(name, rows, counts, batches, workers_per_node, network)
-        ]
+        name: [replace(one, doubts=(*of_file, *one.doubts)) for one in _predict_series(name, rows, told, network)]
         for name, rows in by_series(points)
     }
 
@@ -169,6 +381,7 @@ def _known(rows: pd.DataFrame, workers_per_node: int | None, network: SimpleName
     n = rows["workers"].to_numpy(dtype=np.float64)
     x = rows["samples_per_s"].to_numpy(dtype=np.float64)
     counts, group, log_rate = medians_at(n, np.log(x / n))
+    known = _Known(workers=counts, log_rate=log_rate, network=network, steps=None, share=None, level=False)
     nodes = np.full(len(counts), np.nan)
     if "nodes" in rows and rows["nodes"].notna().any():
         given = rows["nodes"].to_numpy(dtype=np.float64)
@@ -180,13 +393,14 @@ def _known(rows: pd.DataFrame, workers_per_node: int | None, network: SimpleName
         workers_per_node = int(np.max(np.ceil(counts[several] / nodes[several])))
     batch = rows["batch_size"].to_numpy(dtype=np.float64) if "batch_size" in rows else np.full(len(rows), np.nan)
     steady, fixed = np.ptp(batch) == 0, np.ptp(batch * n) <= 0.01 * np.max(batch * n)
-    steps, share = None, None
+    known.nodes, known.beyond, known.per_node = nodes, nodes > 1, workers_per_node
+    known.batch, known.strong = float(batch[0]) if steady else math.nan, bool(fixed and not steady)
     if np.isfinite(batch).all():
         table = pd.DataFrame({"n": n, "b": batch, "s": n * batch / x}).groupby(["n", "b"], as_index=False)["s"].median()
-        steps = StepModel(*(table[name].to_numpy() for name in "nbs"))
+        known.steps = StepModel(*(table[name].to_numpy() for name in "nbs"))
     if "sync_s" in rows:
         share = medians_at(n, np.clip(rows["sync_s"].to_numpy(dtype=np.float64) * x / (n * batch), 0.0, 0.99))[2]
-        share = share if np.isfinite(share).all() else None
+        known.share = share if np.isfinite(share).all() else None
     # Rows that are equal in everything may be copies: they say nothing about the spread. One wild run is three sigma.
     errors = (np.log(x / n) - log_rate[group])[~rows.duplicated().to_numpy()]
     away = np.abs(errors[errors != 0])
@@ -195,35 +409,18 @@ def _known(rows: pd.DataFrame, workers_per_node: int | None, network: SimpleName
     # Whether the largest two counts say that more workers no longer bring more: the throughput is level or falls.
     # Neighbours such as 7 and 8 say no such thing, for curves jump with divisibility, nor does the first step to two
     # nodes.
-    level, total = False, log_rate + np.log(counts)
     if len(counts) > 1:
+        total = log_rate + np.log(counts)
         wider, higher = math.log(counts[-1] / counts[-2]), total[-1] - total[-2]
-        level = bool(wider >= WIDER and higher <= LEVEL * wider and not (nodes[-2] == 1 and nodes[-1] > 1))
-    return _Known(
-        workers=counts,
-        log_rate=log_rate,
-        nodes=nodes,
-        beyond=nodes > 1,
-        noise=math.sqrt(total_squares / (2 + (len(errors) - len(counts)))),
-        share=share,
-        batch=float(batch[0]) if steady else math.nan,
-        steps=steps,
-        strong=bool(fixed and not steady),
-        per_node=workers_per_node,
-        level=level,
-        network=network,
-    )
+        known.level = bool(wider >= WIDER and higher <= LEVEL * wider and not (nodes[-2] == 1 and nodes[-1] > 1))
+    known.noise = math.sqrt(total_squares / (2 + (len(errors) - len(counts))))
+    return known
 
 
 def _predict_series(
-    name: str,
-    rows: pd.DataFrame,
-    workers: list[int],
-    batches: list[float] | None,
-    workers_per_node: int | None,
-    network: SimpleNamespace | None,
+    name: str, rows: pd.DataFrame, asked: _PredictOptions, network: SimpleNamespace | None
 ) -> list[Prediction]:
-    base = base_of(rows)
+    workers, batches, workers_per_node, base = asked.workers, asked.batches, asked.workers_per_node, base_of(rows)
     odd = impossibilities(rows, base.samples_per_s)
     rows, off = _without_other_units(rows.sort_values(["workers", "samples_per_s"], kind="stable"))
     if workers_per_node is None and "workers_per_node" in rows and rows["workers_per_node"].notna().any():
@@ -280,17 +477,9 @@ def _predict_series(
         if known.steps is not None:
             ends, told = _at_batch(known, count, batches[i] if batches else None, ends, told)
         centre, down, up, ideal = ends
-        forecasts.append(
-            Prediction(
-                workers=count,
-                nodes=nodes,
-                samples_per_s=count * math.exp(centre),
-                low=count * math.exp(centre - down),
-                high=count * math.exp(centre + up),
-                ideal=count * math.exp(ideal),
-                **{**told, "doubts": tuple(told["doubts"])},
-            )
-        )
+        logs = {"samples_per_s": centre, "low": centre - down, "high": centre + up, "ideal": ideal}
+        told |= {"doubts": tuple(told["doubts"]), **{name: count * math.exp(each) for name, each in logs.items()}}
+        forecasts.append(Prediction(workers=count, nodes=nodes, **told))
     return forecasts
 
 
@@ -393,15 +582,10 @@ def _outlook(known: _Known, asked: Floats, falls: bool, *, downwards: bool = Fal
         candidates += sync_trends(dict(zip(known.workers.tolist(), known.share.tolist(), strict=True)))
     if network is not None and math.isfinite(known.batch) and (network.hosts > 1) == bool(beyond.any()):
         candidates.append(bench_trend(network.seconds, known.batch))
-    mixture = mix(
-        candidates,
-        n,
-        log_rate,
-        inside,
-        drift=_BOUNDARY_DRIFT if falls else DRIFT,
-        # Without batch sizes the work may be fixed, and that shows late.
-        possible=("amdahl",) if known.strong or not math.isfinite(known.batch) else (),
-    )
+    # Without batch sizes the work may be fixed, and that shows late.
+    possible = ("amdahl",) if known.strong or not math.isfinite(known.batch) else ()
+    drift = _BOUNDARY_DRIFT if falls else DRIFT
+    mixture = mix(candidates, n, log_rate, inside, drift=drift, possible=possible)
     centre, flat = np.minimum(mixture.centre, known.log_rate.max()), log_rate[-1] + np.log(n[-1] / inside)
     if not mixture.regular and not downwards:
         # Nothing predicted the last points: whatever happens next, more workers are not taken to be slower than fewer.
@@ -422,12 +606,8 @@ def _outlook(known: _Known, asked: Floats, falls: bool, *, downwards: bool = Fal
     slower = np.zeros((3, len(asked)))
     for i in np.flatnonzero(full):
         slower[:, i] = _network_cost(known, int(asked[i]), float(centre[i]))
-    return {
-        "centre": centre - slower[0],
-        "down": np.hypot(down, slower[2] - slower[0]),
-        "up": np.hypot(reach, slower[0] - slower[1]) + high - centre,
-        "mixture": mixture,
-    }
+    down, up = np.hypot(down, slower[2] - slower[0]), np.hypot(reach, slower[0] - slower[1]) + high - centre
+    return {"centre": centre - slower[0], "down": down, "up": up, "mixture": mixture}
 
 
 def _network_cost(known: _Known, count: int, log_rate: float) -> tuple[float, float, float]:

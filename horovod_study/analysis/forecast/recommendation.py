@@ -8,9 +8,10 @@ too. Every drawn curve answers; the 2.5 and 97.5 % quantiles are the interval, o
 Letters: B drawn curves, C candidate worker counts, K knots at which the forecast is asked.
 """
 
+import itertools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Annotated, Any, TypeAlias
 
@@ -23,14 +24,17 @@ from horovod_study.analysis import stats
 from horovod_study.analysis.fit.fitting import SeriesFit, fit
 from horovod_study.analysis.fit.form import MAX_WORKERS
 from horovod_study.analysis.fit.rows import by_series, check_points
+from horovod_study.analysis.forecast import holdout
+from horovod_study.analysis.forecast.holdout import planned_per_node
 from horovod_study.analysis.forecast.prediction import Prediction, no_forecast, predict
 from horovod_study.analysis.laws import LAWS, Law
 from horovod_study.analysis.series.baselines import Base, base_of, impossibilities
 from horovod_study.analysis.stats import Floats
 from horovod_study.config.doors import Number, Options, Whole, wrong
 from horovod_study.errors import AnalysisError
+from horovod_study.records import finite
 from horovod_study.text.tables import table_of, to_lines
-from horovod_study.text.words import wrapped
+from horovod_study.text.words import plural, wrapped
 
 REACH = 8  # times the largest measured worker count: as far as answers are looked for
 TOGETHER = 2.0  # doublings within which a forecast errs to the same side
@@ -314,16 +318,12 @@ def _answer(
             over |= {} if price is None else {"cost": price * samples * hours}
         values |= {"samples_per_s": (speed, slow, quick)}
         values |= {name: (each / speed, each / quick, each / slow) for name, each in over.items()}
-    return Answer(
-        question=question,
-        workers=workers,
-        low=int(low) if math.isfinite(low) else (None if why_not else top),
-        high=int(high) if math.isfinite(high) else None,
-        searched_to=top,
-        **{f"{name}{end}": each[place] for name, each in values.items() for place, end in enumerate(_ENDS)},
-        doubts=tuple(dict.fromkeys(told)),
-        why_not=why_not or None,
-    )
+    answer = Answer(question=question, workers=workers, searched_to=top, why_not=why_not or None)
+    answer.low = int(low) if math.isfinite(low) else (None if why_not else top)
+    answer.high, answer.doubts = int(high) if math.isfinite(high) else None, tuple(dict.fromkeys(told))
+    for name, each in values.items():
+        vars(answer).update({f"{name}{end}": each[place] for place, end in enumerate(_ENDS)})
+    return answer
 
 
 def in_words(one: Answer) -> str:
@@ -372,3 +372,195 @@ def duration(seconds: float) -> str:
         if seconds >= 2 * size or (unit == "h" and seconds >= size):
             return f"{seconds / size:,.3g} {unit}"
     return f"{seconds:.3g} s"
+
+
+# -------------------------------------------------------------------------------------------- the next best measurement
+
+_NODES = ((0.0, 2 / 3), (math.sqrt(3), 1 / 6), (-math.sqrt(3), 1 / 6))  # of a normal variable, with their weights
+
+
+NextStep: TypeAlias = SimpleNamespace
+"""Of one series: target, its forecast there as it is (samples_per_s, low, high, doubts), and choices: further runs, the
+best per GPU hour first."""
+
+
+def next_runs(points: pd.DataFrame, target: int, *, candidates: Iterable[int], seconds: float) -> dict[str, NextStep]:
+    """Return for each series of `points` what further runs are expected to narrow its forecast at `target` workers.
+
+    Columns as for `prediction.predict`, one row a run. `candidates` are the worker counts that can be run, `seconds`
+    what one run takes. Runs that are not expected to narrow the interval are left out. Series of a single worker count
+    have no forecast and are left out. Raises AnalysisError where no series has one.
+    """
+    check_points(points)
+    wanted = sorted(set(candidates))
+    found = {
+        name: _next_step(name, rows, target, wanted, seconds)
+        for name, rows in by_series(points)
+        if wanted and rows["workers"].nunique() > 1
+    }
+    if not found:
+        raise AnalysisError("no worker count can be run, or every series has one: run a second one, then forecast")
+    return found
+
+
+def _next_step(name: str, rows: pd.DataFrame, target: int, candidates: Sequence[int], seconds: float) -> NextStep:
+    rows = rows.assign(series=name)
+    per_node = planned_per_node(rows)
+    now, *at = predict(rows, workers=[target, *candidates], workers_per_node=per_node)[name]
+    width = math.log(now.high / now.low)
+    logs = rows["samples_per_s"].astype(float).map(math.log)
+    groups = logs.groupby(rows["workers"])
+    freedom = len(logs) - groups.ngroups
+    away = logs - groups.transform("mean")
+    noise = math.sqrt(float((away**2).sum()) / freedom) if freedom else 0.02  # of runs of one worker count, pooled
+    choices = []
+    for known, many in itertools.product(at, (1, 3)):  # three have an interval of their own
+        down, up = _expected(rows, target, known, many, noise, per_node)
+        narrower = 1 - (down + up) / width if width > 0 else 0.0
+        hours = many * seconds * known.workers / 3600  # workers x seconds, whatever a worker runs on
+        low, high = (now.samples_per_s * math.exp(each) for each in (-down, up))
+        choice = {"workers": known.workers, "runs": many, "seconds": many * seconds, "gpu_hours": hours, "low": low}
+        # narrower: share of the width, as logarithms, that is expected to go; the forecast is no more exact than 1 %.
+        if narrower >= 0.01:
+            choices.append({**choice, "high": high, "narrower": narrower, "per_gpu_hour": narrower / hours})
+    choices.sort(key=lambda each: (-each["per_gpu_hour"], each["workers"], each["runs"]))
+    forecast = {part: getattr(now, part) for part in ("samples_per_s", "low", "high", "doubts")}
+    return NextStep(target=target, **forecast, choices=choices)
+
+
+def _expected(
+    rows: pd.DataFrame, target: int, known: Prediction, many: int, noise: float, per_node: int | None
+) -> tuple[float, float]:
+    """Return how far the interval at the target is expected to reach down and up after `many` runs."""
+    down = up = 0.0
+    template = rows.iloc[[int(np.argmin(np.abs(rows["workers"].to_numpy() - known.workers)))] * many]
+    new = {"workers": known.workers, "nodes": math.nan if known.nodes is None else known.nodes, "sync_s": math.nan}
+    template = template.assign(**{name: value for name, value in new.items() if name in rows})
+    # As far apart as runs are, about the value: their mean is what is tried, their scatter is that of the others.
+    apart = noise * (np.linspace(-1, 1, many) if many > 1 else np.zeros(1))
+    for place, weight in _NODES:
+        side = math.log(known.high / known.samples_per_s if place > 0 else known.samples_per_s / known.low)
+        centre = known.samples_per_s * math.exp(place * side / stats.Z95)
+        tried = pd.concat([rows, template.assign(samples_per_s=centre * np.exp(apart))], ignore_index=True)
+        ((then,),) = predict(tried, workers=[target], workers_per_node=per_node).values()
+        down += weight * math.log(then.samples_per_s / then.low)
+        up += weight * math.log(then.high / then.samples_per_s)
+    return down, up
+
+
+def next_lines(series: str, step: NextStep, *, most: int = 6) -> list[str]:
+    """Return what to measure next as a person reads it."""
+    now = f"{step.samples_per_s:,.4g} samples/s [{step.low:,.4g}, {step.high:,.4g}]"
+    text = [f"{series or 'all points'}: at {step.target:,} workers {now}"]
+    if not step.choices:
+        text.append("  no further run of these worker counts is expected to narrow that")
+    for each in step.choices[:most]:
+        cost = f"{plural(each['runs'], 'run')}, {each['seconds']:.0f} s, {each['gpu_hours']:.3g} GPU hours"
+        then = f"[{each['low']:,.4g}, {each['high']:,.4g}] expected, {100 * each['narrower']:.0f} % narrower"
+        text.append(f"  {each['workers']:,} workers, {cost}: {then}")
+    return text
+
+
+# ----------------------------------------------------------------------------------------------- what a study forecasts
+
+_MULTIPLES = (2, 4, 8)  # times the largest measured worker count
+MEASURED, FORECAST, CURVE = "measured", "forecast", "curve"  # kinds of rows; the last one only draws the line
+FEWEST_COUNTS = 3  # of a forecast or a law of a study: through two points every law passes, and none is tested
+_STUDY_DRAWS = 400  # fewer than for one series at a terminal: a study may have a hundred of them
+
+FORECAST_COLUMNS = (
+    *("series", "setting", "kind", "workers", "nodes", "samples_per_s", "low", "high"),
+    *("samples_per_s_min", "samples_per_s_max", "ideal_samples_per_s", "efficiency", "law", "doubts"),
+)
+"""`low`, `high`: 95 % interval of a forecast; `_min`, `_max`: repeats of a measured count; `efficiency`: of ideal."""
+
+
+Outlook: TypeAlias = SimpleNamespace
+"""table (FORECAST_COLUMNS), and document: scores and recommendations, {"series": ..., "summary": ...}."""
+
+
+def no_outlook() -> Outlook:
+    """An outlook without series."""
+    return Outlook(table=pd.DataFrame(columns=list(FORECAST_COLUMNS)), document={"series": {}, "summary": {}})
+
+
+def outlook(
+    rows: pd.DataFrame,
+    *,
+    settings: Mapping[str, str],
+    bases: Mapping[str, float],
+    fits: Mapping[str, SeriesFit],
+    room: Mapping[str, int] | None = None,
+    seed: int = 0,
+) -> Outlook:
+    """Return the outlook of runs: columns series, workers, nodes, samples_per_s; optional sync_s, batch_size.
+
+    In the order of `settings`, which names the setting of each series; `bases` gives throughputs of one worker that
+    ideal scaling multiplies (default: per worker at the smallest measured count), `fits` the laws that were fitted,
+    `room` the most workers that the one machine of a series has cores for: beyond it no_outlook is forecast. A document
+    says as `no_forecast` why a series has none.
+    """
+    rows_of_study: list[dict[str, Any]] = []
+    scores: dict[str, holdout.Scores] = {}
+    documents: dict[str, Any] = {}
+    for name, setting in settings.items():
+        own = rows[rows["series"] == name].sort_values(["workers", "samples_per_s"], kind="stable")
+        if own.empty:
+            continue
+        law = (name in fits and fits[name].selected) or ""
+        scores[name] = holdout.score(own, laws=(law,) if law in LAWS else ())[name]
+        document = {**finite(scores[name]), "rolling": None, "recommendation": None, "no_forecast": ""}
+        if not scores[name].why_not:
+            fewer = len(scores[name].hidden) - 1
+            nearer = holdout.score(own, hide=fewer, rolling=True, laws=()) if fewer else {}
+            document["rolling"] = holdout.over_all([scores[name], *nearer.values()], holdout.COMBINED)
+        counts, most = own["workers"].nunique(), (room or {}).get(name)
+        if counts < FEWEST_COUNTS:
+            document["no_forecast"] = f"{counts} worker count{'s' * (counts > 1)}, and a law is tested by three or more"
+        elif odd := [why for why in impossibilities(own, base_of(own).samples_per_s) if "is a part of" not in why]:
+            document["no_forecast"] = odd[0]
+        else:
+            per_node = holdout.planned_per_node(own)
+            found = recommend(own, workers_per_node=per_node, fits=fits, draws=_STUDY_DRAWS, seed=seed)
+            document["recommendation"] = finite(found[name])
+            if most is None or most >= _MULTIPLES[0] * own["workers"].max():
+                own_lines = _study_rows(own, name, bases.get(name), per_node, most)
+                rows_of_study += [{"series": name, "setting": setting, **line} for line in own_lines]
+            else:
+                document["no_forecast"] = (
+                    f"its machine has {most} cores, which further workers would share: a forecast takes more nodes"
+                )
+        documents[name] = document
+    if not documents:
+        return no_outlook()
+    table = pd.DataFrame(rows_of_study, columns=list(FORECAST_COLUMNS))
+    texts = ("series", "setting", "kind", "law", "doubts")
+    numbers = {column: "float64" for column in FORECAST_COLUMNS if column not in texts}
+    table = table.assign(doubts=table["doubts"].astype(object).fillna("")).astype({**numbers, "workers": "int64"})
+    return Outlook(table=table, document={"series": documents, "summary": holdout.summarise(scores)})
+
+
+def _study_rows(
+    own: pd.DataFrame, name: str, base: float | None, per_node: int | None, most: int | None
+) -> list[dict[str, Any]]:
+    largest = int(own["workers"].max())
+    base = base_of(own).samples_per_s if base is None else base
+    told = {largest * multiple for multiple in _MULTIPLES}
+    if per_node is not None:
+        told |= {per_node * 2**i for i in range(40) if largest < per_node * 2**i < largest * _MULTIPLES[-1]}
+    told = {count for count in told if most is None or count <= most}
+    between = set(knots(largest, max(told), (), per_node)) - told
+    rows_of_study: list[dict[str, Any]] = []
+    for count, runs in own.groupby("workers", sort=True):
+        x, nodes = runs["samples_per_s"].to_numpy(dtype=np.float64), runs["nodes"].to_numpy(dtype=np.float64)
+        ends = {"samples_per_s_min": float(x.min()), "samples_per_s_max": float(x.max())}
+        head = {"kind": MEASURED, "workers": count, "nodes": nodes[0], "law": MEASURED}
+        rows_of_study.append({**head, "samples_per_s": float(np.median(x)), **ends})
+    for one in predict(own, workers=sorted(told | between), workers_per_node=per_node)[name]:
+        line = {each: getattr(one, each) for each in ("workers", "samples_per_s", "low", "high", "law")}
+        line |= {"kind": FORECAST if one.workers in told else CURVE, "doubts": "; ".join(one.doubts)}
+        rows_of_study.append({**line, "nodes": math.nan if one.nodes is None else one.nodes})
+    for line in rows_of_study:
+        line["ideal_samples_per_s"] = base * line["workers"]
+        line["efficiency"] = line["samples_per_s"] / line["ideal_samples_per_s"]
+    return rows_of_study

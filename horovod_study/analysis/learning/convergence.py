@@ -69,7 +69,6 @@ def convergence(
     *,
     targets: Sequence[float] = (),
     baseline: str = "plain",
-    finished: bool = True,
 ) -> SimpleNamespace:
     """Return learning curves, best errors and times to target of a run table and its evaluations (`epoch_table`).
 
@@ -77,13 +76,13 @@ def convergence(
     (TARGET_COLUMNS, a row per cell and target), crossings (CROSSING_COLUMNS, a row per run and target; lower bounds
     where it was not reached), doubts.
     `targets` are test MSEs; without any, three levels between the first and the best MSE common to the cells are
-    taken. Speedups are over the one-worker cell that `baseline` (`plain` or `wrapped`) names. With `finished` only
-    runs that ended well count. Raises AnalysisError for a target that is not greater than 0.
+    taken. Speedups are over the one-worker cell that `baseline` (`plain` or `wrapped`) names. Only runs
+    that ended well count. Raises AnalysisError for a target that is not greater than 0.
     """
     for target in targets:
         if not (math.isfinite(target) and target > 0):
             raise AnalysisError(f"target {target}: must be a test MSE greater than 0, for instance 1e-4")
-    cells = [] if evaluations is None else list(_cells(runs, evaluations, finished=finished))
+    cells = [] if evaluations is None else list(_cells(runs, evaluations))
     levels = sorted({float(target) for target in targets}, reverse=True) or _default_targets(cells)
     met = [[[crossing(run, target) for run in cell["runs"]] for target in levels] for cell in cells]
     rows, crossings = [], []
@@ -113,10 +112,10 @@ def _frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.Data
     return points.whole_numbers(pd.DataFrame(list(rows), columns=list(columns)), whole)
 
 
-def _cells(runs: pd.DataFrame, evaluations: pd.DataFrame, *, finished: bool) -> Iterator[_Cell]:
+def _cells(runs: pd.DataFrame, evaluations: pd.DataFrame) -> Iterator[_Cell]:
     """Yield the cells that have evaluations, in the order of the points."""
     table = points.with_series(runs)
-    table = table[points.measured(table)] if finished else table
+    table = table[points.measured(table)]
     numbers = ("floor_mse", "energy_per_sample_j", "seed")
     table = table.assign(**{name: points.numbers(table, name) for name in numbers})
     # The seconds of an evaluation count from the declared warm-up, wherever the steady state begins.
@@ -142,16 +141,10 @@ def _curve_rows(cell: _Cell) -> Iterator[dict[str, Any]]:
     table = pd.concat(pd.DataFrame({name: run[name] for name in _EVALUATED}) for run in cell["runs"])
     for _, rows in table.groupby("samples", sort=True):
         middle = {name: _finite(np.median(rows[name])) for name in _EVALUATED}
-        yield {
-            **cell,
-            **middle,
-            **{f"{name}_median": value for name, value in middle.items()},
-            "samples": int(rows["samples"].iloc[0]),
-            "evaluations": len(rows),
-            "test_mse_min": _finite(rows["test_mse"].min()),
-            "test_mse_max": _finite(rows["test_mse"].max()),
-            "efficiency": cell["floor_mse"] / middle["test_mse"],
-        }
+        told = {**cell, **middle, **{f"{name}_median": value for name, value in middle.items()}}
+        told |= {f"test_mse_{end}": _finite(rows["test_mse"].agg(end)) for end in ("min", "max")}
+        told |= {"samples": int(rows["samples"].iloc[0]), "evaluations": len(rows)}
+        yield {**told, "efficiency": cell["floor_mse"] / middle["test_mse"]}
 
 
 def _learning_row(cell: _Cell) -> dict[str, Any]:
@@ -161,16 +154,12 @@ def _learning_row(cell: _Cell) -> dict[str, Any]:
     finals = sorted(each["test_mse"][-1] for each in cell["runs"])
     ended = [each for each in by_best if math.isfinite(each["test_mse"][-1])]
     at_best = {name: float(run[name][place]) if math.isfinite(best) else math.nan for name in _EVALUATED}
-    return {
-        **cell,
-        "diverged": len(finals) - len(ended),
-        "evaluations": int(np.median([len(each["samples"]) for each in cell["runs"]])),
-        **dict(zip(("best_mse_median", "best_mse_min", "best_mse_max"), (best, bests[0], bests[-1]), strict=True)),
-        **{f"best_{name}": value for name, value in at_best.items()},
-        "final_mse_median": _finite(finals[len(finals) // 2]),
-        "efficiency": cell["floor_mse"] / best,
-        **dict(zip(("rate", "rate_low", "rate_high", "rate_interval"), _rate(ended, run), strict=True)),
-    }
+    told = {**cell, "diverged": len(finals) - len(ended), "efficiency": cell["floor_mse"] / best}
+    told["evaluations"] = int(np.median([len(each["samples"]) for each in cell["runs"]]))
+    told |= {"best_mse_median": best, "best_mse_min": bests[0], "best_mse_max": bests[-1]}
+    told |= {f"best_{name}": value for name, value in at_best.items()}
+    told["final_mse_median"] = _finite(finals[len(finals) // 2])
+    return told | dict(zip(("rate", "rate_low", "rate_high", "rate_interval"), _rate(ended, run), strict=True))
 
 
 def _rate(runs: Sequence[_Run], median_run: _Run) -> tuple[float, float, float, str]:
@@ -271,18 +260,11 @@ def _needed(met: Sequence[dict[str, Any]]) -> dict[str, Any]:
     row = {name: math.nan if own is None else own[name] for name in _NEEDED}
     bounds = {f"{name}_at_least": _middle(run[name] for run in met) for name in _NEEDED} if own is None else {}
     first = own is not None and own["at_first"]
-    return {
-        **row,
-        **bounds,
-        "reached": len(times),
-        "censored": own is None,
-        "train_s_min": min(times, default=math.nan),
-        "train_s_max": max(times) if len(times) == len(met) else math.nan,
-        "samples_per_s": _over(row["samples"], row["train_s"]),
-        "overhead": _over(row["wall_s"], row["train_s"]),
-        "outside_s": row["wall_s"] - row["train_s"],
-        "note": "met at the first evaluation: reached at this time or earlier" if first else "",
-    }
+    told = {**row, **bounds, "reached": len(times), "censored": own is None}
+    told |= {"outside_s": row["wall_s"] - row["train_s"], "train_s_min": min(times, default=math.nan)}
+    told["train_s_max"] = max(times) if len(times) == len(met) else math.nan
+    told |= {"samples_per_s": _over(row["samples"], row["train_s"]), "overhead": _over(row["wall_s"], row["train_s"])}
+    return told | {"note": "met at the first evaluation: reached at this time or earlier" if first else ""}
 
 
 def _split(met: Sequence[dict[str, Any]], base: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -296,15 +278,11 @@ def _split(met: Sequence[dict[str, Any]], base: Sequence[dict[str, Any]]) -> dic
         return row | {"speedup_at_most": _over(first["train_s"], _middle(run["train_s"] for run in met))}
     rate = _over(own["samples"], own["train_s"])
     same = _over(first["samples"], rate)
-    row |= {
-        "statistical_efficiency": _over(first["samples"], own["samples"]),
-        "throughput_ratio": _over(rate, _over(first["samples"], first["train_s"])),
-        "speedup": _over(first["train_s"], own["train_s"]),
-        "same_samples_s": same,
-        "more_samples_s": own["train_s"] - same,
-        "overhead_ratio": _over(_over(first["wall_s"], first["train_s"]), _over(own["wall_s"], own["train_s"])),
-        "speedup_wall": _over(first["wall_s"], own["wall_s"]),
-    }
+    ratios = {"statistical_efficiency": "samples", "speedup": "train_s", "speedup_wall": "wall_s"}
+    row |= {name: _over(first[of], own[of]) for name, of in ratios.items()}
+    row["throughput_ratio"] = _over(rate, _over(first["samples"], first["train_s"]))
+    row["overhead_ratio"] = _over(_over(first["wall_s"], first["train_s"]), _over(own["wall_s"], own["train_s"]))
+    row |= {"same_samples_s": same, "more_samples_s": own["train_s"] - same}
     ends = (math.nan, math.nan)
     if base is met:
         ends = (1.0, 1.0)

@@ -6,8 +6,8 @@ of steepest descent (Howard and Gugger's fastai), and a tenth of the rate at whi
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -20,29 +20,19 @@ _DESCENDED = 0.9  # descended: the smoothed loss has come below this part of the
 MARGIN = 10.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class RangeTest:
-    """What a range test says; rates are values of the option `lr`."""
+class RangeTest(SimpleNamespace):
+    """What a range test says; rates are values of the option `lr`, None where there is none.
+
+    course: low, high and the number of steps between. rates, losses, smooth (S,): smooth is a running median over
+    `window` steps, inf where the loss was no number. lowest_rate, lowest_loss: at the smallest smoothed loss.
+    steepest_rate, and slope, d ln(loss) / d ln(rate) there. diverged_rate, careful_rate: a tenth of it. suggested, with
+    its reason; doubts.
+    """
 
     DOCUMENT = (
         "suggested reason steepest_rate slope diverged_rate tenth_of_diverged_rate=careful_rate lowest_rate "
         "lowest_loss *course window doubts"
     )
-
-    course: Mapping[str, float]  # low, high and the number of steps between
-    rates: Floats  # (S,)
-    losses: Floats  # (S,)
-    smooth: Floats  # (S,), inf where the loss was no number
-    window: int  # steps over which `smooth` is a median
-    lowest_rate: float  # at the smallest smoothed loss
-    lowest_loss: float
-    steepest_rate: float | None
-    slope: float | None  # d ln(loss) / d ln(rate) there, dimensionless
-    diverged_rate: float | None
-    careful_rate: float | None  # a tenth of the rate at which the loss diverged
-    suggested: float | None
-    reason: str
-    doubts: tuple[str, ...]
 
     def lines(self) -> list[str]:
         """Return the result in words."""
@@ -109,22 +99,13 @@ def find_rate(rates: Floats, losses: Floats) -> RangeTest:
         suggested, reason = steepest, "the steepest descent, as the loss never diverged"
         if steepest is None:
             reason = "none; the loss fell too briefly to say where"
-    return RangeTest(
-        course={"low": float(rates[0]), "high": float(rates[-1]), "steps": len(rates)},
-        rates=rates,
-        losses=losses,
-        smooth=smooth,
-        window=window,
-        lowest_rate=lowest_rate,
-        lowest_loss=float(smooth[lowest]),
-        steepest_rate=steepest,
-        slope=slope,
-        diverged_rate=diverged_rate,
-        careful_rate=careful,
-        suggested=suggested,
-        reason=reason if suggested is None else f"lr {suggested:.2g}, {reason}",
-        doubts=tuple(_doubts(rates, smooth, (steepest, diverged_rate, suggested), descended)),
-    )
+    found = RangeTest(rates=rates, losses=losses, smooth=smooth, window=window, slope=slope, careful_rate=careful)
+    found.course = {"low": float(rates[0]), "high": float(rates[-1]), "steps": len(rates)}
+    found.lowest_rate, found.lowest_loss = lowest_rate, float(smooth[lowest])
+    found.steepest_rate, found.diverged_rate, found.suggested = steepest, diverged_rate, suggested
+    found.reason = reason if suggested is None else f"lr {suggested:.2g}, {reason}"
+    found.doubts = tuple(_doubts(rates, smooth, (steepest, diverged_rate, suggested), descended))
+    return found
 
 
 def _steepest(rates: Floats, smooth: Floats) -> tuple[float | None, float | None]:

@@ -241,17 +241,10 @@ def case_of(
     elif rate is None and rated and bench is not None and isinstance(roof := bench[0].get("roofline"), dict):
         rate, source = float(roof["flop_per_s"]), f"the step measured in {bench[1]}"
     same = found.get("workers") == n and found.get("batch") == batch
-    return Case(
-        **{name: known[name] for name in ("batch", "workers", "optimizer", "precision")},
-        model=model,
-        workers_per_node=per_node,
-        memory_bytes=memory_bytes,
-        memory_source=memory_source,
-        network=network,
-        flop_per_s=rate,
-        rate_source=source,
-        waited_s=found.get("sync_s") if same and n > 1 else None,
-    )
+    told = {name: known[name] for name in ("batch", "workers", "optimizer", "precision")}
+    told |= {"model": model, "workers_per_node": per_node, "network": network, "flop_per_s": rate}
+    told |= {"rate_source": source, "waited_s": found.get("sync_s") if same and n > 1 else None}
+    return Case(**told, memory_bytes=memory_bytes, memory_source=memory_source)
 
 
 def _refuse(there: Collection[str], widths: str, parameters: int, trained: int) -> None:

@@ -240,21 +240,18 @@ def analyze(document: Mapping[str, Any]) -> dict[str, Any]:
         except AnalysisError as error:
             doubts.append(str(error))
     machine: Mapping[str, Any] = next((job for job in document["jobs"] if "step" in job), {})
-    copies = _table("copies", map(_copy, machine.get("copies", ())))
+    copied = []
+    for each in machine.get("copies", ()):
+        rates = [each["bytes"] / seconds / 1e9 for seconds in each["seconds"] or ()]
+        spread = _spread("gb_per_s", rates) if rates else dict.fromkeys(_spread("gb_per_s", [1.0]))
+        copied.append({"name": each["name"], "bytes": each["bytes"], **spread, "reason": each["reason"]})
+    copies = _table("copies", copied)
     barriers = ({"way": each["way"], **_spread("seconds", each["seconds"])} for each in told)
-    return {
-        "workers": workers,
-        "model": model,
-        "points": points,
-        "barriers": _table("barriers", barriers),
-        "copies": copies.astype({"reason": object}),
-        "fits": fits,
-        "roofline": _roofline(machine, copies, reduced, fits, workers, model) if machine else None,
-        "wrong": int(points["wrong"].sum()),
-        "doubts": [*_doubts(document, points, reduced, fits), *doubts],
-        "launch": machine.get("launch"),
-        "step_roofline": machine.get("step_roofline"),
-    }
+    found = {"workers": workers, "model": model, "points": points, "barriers": _table("barriers", barriers)}
+    found |= {"copies": copies.astype({"reason": object}), "fits": fits}
+    found["roofline"] = _roofline(machine, found, reduced) if machine else None
+    found |= {"wrong": int(points["wrong"].sum()), "doubts": [*_doubts(document, points, reduced, fits), *doubts]}
+    return {**found, **{name: machine.get(name) for name in ("launch", "step_roofline")}}
 
 
 def restored(document: Mapping[str, Any], *, source: str) -> dict[str, Any]:
@@ -296,31 +293,16 @@ def _points(document: Mapping[str, Any], workers: int, model: Mapping[str, Any])
             rates = {end: moved / spread[f"seconds_{end}"] for end in ("median", "min", "max")}
             row = {**{name: each[name] for name in ("way", "operation", "place", "iterations")}, **spread}
             row |= {"raw": raw[each["way"]], "bytes": size, "count": size // 4, "workers": workers}
+            row["wrong"] = int(each["wrong"])
             row |= {"of_model": ", ".join(names.get(size, [])), "rounds": len(each["seconds"])}
-            row |= {
-                "seconds_median_op": None if alone is None else float(np.median(alone)),
-                "wrong": int(each["wrong"]),
-            }
+            row["seconds_median_op"] = None if alone is None else float(np.median(alone))
             row |= {"algbw_gb_per_s": size / spread["seconds_median"] / 1e9, "busbw_gb_per_s": rates["median"]}
             row |= {"busbw_min_gb_per_s": rates["max"], "busbw_max_gb_per_s": rates["min"]}
             rows.append(row)
     return _table("points", rows)
 
 
-def _copy(each: Mapping[str, Any]) -> dict[str, Any]:
-    rates = [each["bytes"] / seconds / 1e9 for seconds in each["seconds"] or ()]
-    spread = _spread("gb_per_s", rates) if rates else dict.fromkeys(_spread("gb_per_s", [1.0]))
-    return {"name": each["name"], "bytes": each["bytes"], **spread, "reason": each["reason"]}
-
-
-def _roofline(
-    machine: Mapping[str, Any],
-    copies: pd.DataFrame,
-    reduced: pd.DataFrame,
-    fits: Mapping[str, Fit],
-    workers: int,
-    model: Mapping[str, Any],
-) -> dict[str, Any]:
+def _roofline(machine: Mapping[str, Any], found: Mapping[str, Any], reduced: pd.DataFrame) -> dict[str, Any]:
     """Return what bounds a training step of one worker, all workers computing: arithmetic, memory, a network.
 
     `peaks_flop_per_s`: type -> matrix peak of one worker, `peak_flop_per_s` in float32; `memory_bytes_per_s` of one
@@ -329,6 +311,7 @@ def _roofline(
     the ridge from which on computing is the limit, and `share_without_overlap`, step / (step + all-reduce). One worker
     alone puts nothing on a network: `network_flop_per_byte` is None.
     """
+    copies, fits, workers, model = (found[name] for name in ("copies", "fits", "workers", "model"))
     peaks: dict[str, float] = {}
     for rate in machine["matrices"]:
         peaks[rate["dtype"]] = max(peaks.get(rate["dtype"], 0.0), rate["gflops_median"] * 1e9)

@@ -8,16 +8,19 @@ A worker is a GPU where the runs trained on GPUs, and worker hours are GPU hours
 """
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.fit.fitting import QuantityFit, fit_quantity
 from horovod_study.analysis.series import points
+from horovod_study.analysis.series.points import cells_of, measured, numbers, texts, whole_numbers, with_series
 from horovod_study.analysis.sync.boundary import fewest_nodes
 from horovod_study.errors import AnalysisError
 from horovod_study.records import facts, finite
@@ -150,15 +153,8 @@ def _one(series: str, quantity: str, target: float, rows: pd.DataFrame, seed: in
             doubts.append(f"not fitted: {error}")
     if len(late):
         doubts.append(_censoring(fit, rows, late))
-    yield SimpleNamespace(
-        series=series,
-        quantity=quantity,
-        target_mse=target,
-        fit=fit,
-        censored=len(late),
-        most_workers=int(rows["workers"].max()),
-        doubts=tuple(doubts),
-    )
+    told = {"series": series, "quantity": quantity, "target_mse": target, "fit": fit, "censored": len(late)}
+    yield SimpleNamespace(**told, most_workers=int(rows["workers"].max()), doubts=tuple(doubts))
 
 
 def _censoring(fit: QuantityFit | None, rows: pd.DataFrame, late: pd.DataFrame) -> str:
@@ -219,3 +215,89 @@ def doubts(runs: pd.DataFrame) -> list[str]:
             apart = "worker counts are not compared and no law is fitted; give every node the same sensors"
             found.append(f"{series}: its energy is that of {words} in others, so {apart}.")
     return found
+
+
+# -------------------------------------------------------------------------- use and power against workers and over time
+
+QUANTITIES = {
+    "gpu_percent": "mean over the GPUs",
+    "gpu_power_w": "sum over the GPUs",
+    "gpu_power_w_per_gpu": "mean over the GPUs",
+    "gpu_memory_mb": "largest of the window, mean over the GPUs",
+    "cpu_percent_per_rank": "of one core, mean over the ranks",
+    "rss_mb_per_rank": "largest of the window, mean over the ranks",
+    "package_power_w": "sum over the processors",
+}
+"""Columns of the run table, and what each is of the devices of a run."""
+
+_SETTINGS = ("series", "setting", "partition", "backend", "transport", "reduction", "horovod_defaults")
+
+USAGE_COLUMNS = (
+    *(*_SETTINGS, "workers", "nodes", "batch", "mode", "device", "repeats"),
+    *(f"{name}_{end}" for name in QUANTITIES for end in ("repeats", "median", "min", "max", "low", "high")),
+)
+"""One row per cell with a finished run; `NAME_repeats` is how many of its runs know the quantity."""
+
+
+def usage(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return USAGE_COLUMNS of the finished runs of a run table (records.run_table); NaN where no run knows a value."""
+    table = with_series(runs)
+    table = table[measured(table)]
+    rows = []
+    for cell in cells_of(table):
+        rows.append({**_head(cell), "device": " and ".join(sorted(set(texts(cell, "device")) - {""}))})
+        for name in QUANTITIES:
+            values = numbers(cell, name)
+            known = np.sort(values[np.isfinite(values)].to_numpy(dtype=np.float64))
+            ends = {"repeats": len(known), **stats.spread(known)}
+            rows[-1] |= {f"{name}_{end}": value for end, value in ends.items()}
+    frame = pd.DataFrame(rows, columns=list(USAGE_COLUMNS))
+    return whole_numbers(frame, ("workers", "nodes", "batch"))
+
+
+def _head(cell: pd.DataFrame) -> dict[str, Any]:
+    first = cell.iloc[0]
+    return {name: first[name] for name in (*_SETTINGS, "workers", "nodes", "batch", "mode")} | {"repeats": len(cell)}
+
+
+SLICES = 20  # of a timed window: its course over the repeats is said of so many equal parts of its steps
+
+OVER_TIME = ("step_s", "cpu_percent_per_rank", "rss_mb_per_rank", "gpu_percent", "gpu_memory_mb", "gpu_power_w")
+"""Columns of the profiles of runs."""
+
+LOAD_COLUMNS = (
+    *(*_SETTINGS, "workers", "nodes", "batch", "mode", "repeats", "slice", "at_s"),
+    *(f"{name}_{end}" for name in OVER_TIME for end in ("median", "min", "max")),
+)
+"""One row per cell and slice of its timed window. at_s: seconds since the window began, median over repeats."""
+
+
+def load(runs: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFrame:
+    """Return LOAD_COLUMNS: the course of the timed window of every cell, over the repeats that have a profile.
+
+    `profiles` is the table of accounting.py: a run has up to 40 parts of equal numbers of steps, and a slice takes
+    what its run says at its middle. NaN where no repeat knows a value.
+    """
+    table = with_series(runs)
+    table = table[measured(table) & table["run"].isin(profiles["run"])]
+    ordered = profiles.sort_values(["run", "part"], kind="stable")
+    values = ordered[list(OVER_TIME)].to_numpy(dtype=np.float64)
+    begin_s, end_s = (ordered[name].to_numpy(dtype=np.float64) for name in ("begin_s", "end_s"))
+    courses: dict[str, NDArray[np.float64]] = {}  # run -> the middle of each slice, (SLICES, 1 + len(OVER_TIME))
+    for run, rows in ordered.groupby("run", sort=False).indices.items():
+        places = rows[((np.arange(SLICES) + 0.5) / SLICES * len(rows)).astype(np.int64)]
+        at_s = (begin_s[places] + end_s[places]) / 2 - begin_s[rows[0]]
+        courses[str(run)] = np.column_stack([at_s, values[places]])
+    cells = cells_of(table)
+    if not cells:
+        return pd.DataFrame(columns=list(LOAD_COLUMNS))
+    heads = pd.DataFrame([_head(cell) for cell in cells])
+    found = heads.loc[heads.index.repeat(SLICES)].reset_index(drop=True)
+    found["slice"] = np.tile(np.arange(SLICES), len(cells))
+    repeats = [np.stack([courses[name] for name in cell["run"]]) for cell in cells]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # all NaN: no repeat knows it
+        for end in ("median", "min", "max"):
+            columns = np.concatenate([getattr(np, f"nan{end}")(each, axis=0) for each in repeats])
+            found[[f"{name}_{end}" for name in ("at_s", *OVER_TIME)]] = columns
+    return found.rename(columns={"at_s_median": "at_s"})[list(LOAD_COLUMNS)]

@@ -124,8 +124,8 @@ def summary(samples: Mapping[str, SystemSamples], table: pd.DataFrame) -> pd.Dat
     """
     found = []
     for host, each in samples.items():
-        for part, rows in quantities(each.rows, float(each.meta["interval_s"])).groupby("part", sort=False):
-            kept, device = _timed(rows, table), each.meta["devices"].get(part, "")
+        for part, kept in _timed_parts(each, table).items():
+            device = each.meta["devices"].get(part, "")
             for name in QUANTITIES:
                 values = kept[name].dropna()
                 if values.empty:
@@ -138,15 +138,6 @@ def summary(samples: Mapping[str, SystemSamples], table: pd.DataFrame) -> pd.Dat
     return pd.DataFrame(found, columns=columns)
 
 
-def _timed(rows: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
-    middle = rows["at_s"] - rows["interval_s"].fillna(rows["at_s"].diff()).fillna(0.0) / 2
-    stretches = table[table["phase"] == "timed steps"]
-    inside = pd.Series(stretches.empty, index=middle.index)
-    for each in stretches.to_dict("records"):
-        inside |= (middle >= each["begin_s"]) & (middle <= each["end_s"])
-    return rows[inside]
-
-
 def other_cores(
     samples: Mapping[str, SystemSamples], table: pd.DataFrame, totals: Mapping[str, Any]
 ) -> dict[str, float]:
@@ -157,9 +148,16 @@ def other_cores(
 
 def _timed_parts(samples: SystemSamples, table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return the samples of each part during the timed steps; those of the host may be none."""
-    rows = quantities(samples.rows, float(samples.meta["interval_s"]))
-    parts = {str(part): _timed(frame, table) for part, frame in rows.groupby("part", sort=False)}
-    return {"host": rows.iloc[:0], **parts}
+    rows, parts = quantities(samples.rows, float(samples.meta["interval_s"])), {}
+    stretches = table[table["phase"] == "timed steps"]
+    for part, frame in rows.groupby("part", sort=False):
+        middle = frame["at_s"] - frame["interval_s"].fillna(frame["at_s"].diff()).fillna(0.0) / 2
+        inside = pd.Series(stretches.empty, index=middle.index)
+        for each in stretches.to_dict("records"):
+            inside |= (middle >= each["begin_s"]) & (middle <= each["end_s"])
+        parts[str(part)] = frame[inside]
+    parts.setdefault("host", rows.iloc[:0])
+    return parts
 
 
 def _others_percent(

@@ -6,7 +6,6 @@ baselines.py    what a speedup is over: for laws, forecasts and pages of a table
 baseline_commands.py
                 what to type for a baseline that is missing: the recorded command, with one worker
 culprits.py     what makes a number mean something else than it seems: rules over the points of a study
-reported.py     somebody's table of points as a run table, so that a report can be made of it
 turns.py        speedups of a study whose cells alternated: ratios within rounds in place of ratios of medians
-exchange.py     finished runs as points, JSON for Extra-P, and curves of a run for an experiment tracker
+exchange.py     points of other programs: finished runs as points, for Extra-P, for a tracker; a table as runs
 """

@@ -13,7 +13,7 @@ So a run of several workers is reproduced by construction and carried on from.
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType, SimpleNamespace
 from typing import Annotated, Any, Literal
 
@@ -34,8 +34,7 @@ from horovod_study.analysis.simulate.network import (
     small_allreduce_s,
     split,
 )
-from horovod_study.analysis.simulate.scaling import Scenario, Spread
-from horovod_study.analysis.simulate.step import NEGOTIATIONS, Compute, Runtime, measured
+from horovod_study.analysis.simulate.scaling import NEGOTIATIONS, Compute, Runtime, Scenario, Spread, measured
 from horovod_study.analysis.steps.rank_steps import BEFORE_SYNC, cycle_s, ready_steps, settings_of
 from horovod_study.config.doors import Number, Options, Text, Whole, one_of
 from horovod_study.errors import AnalysisError, refuse
@@ -84,18 +83,13 @@ def run_times(run: RecordedRun) -> RunTimes:
         error=AnalysisError,
     )
     parameters, hosts = effective.get("parameters"), [str(each.get("host")) for each in effective.get("ranks") or ()]
-    return RunTimes(
-        **{name: str(effective.get(name, "")) for name in ("backend", "transport")},
-        source=str(run.directory),
-        workers=run.workers,
-        per_node=max((hosts.count(host) for host in hosts), default=run.workers),
-        batch=int(effective["batch"]),
-        gradient_bytes=float(4 * parameters) if parameters else None,
-        settings=settings_of(effective),
-        own_s=steps.own_s,
-        sync_s=None if run.workers == 1 else steps.sync_s,
-        backward_share=None if steps.captured else float(steps.backward_s.sum() / steps.own_s.sum()),
-    )
+    found = RunTimes(**{name: str(effective.get(name, "")) for name in ("backend", "transport")})
+    found.source, found.workers, found.batch = name, run.workers, int(effective["batch"])
+    found.per_node = max((hosts.count(host) for host in hosts), default=run.workers)
+    found.gradient_bytes, found.settings = float(4 * parameters) if parameters else None, settings_of(effective)
+    found.own_s, found.sync_s = steps.own_s, None if run.workers == 1 else steps.sync_s
+    found.backward_share = None if steps.captured else float(steps.backward_s.sum() / steps.own_s.sum())
+    return found
 
 
 class Measured(SimpleNamespace):
@@ -197,14 +191,6 @@ class Given(Options):
     scaling: Literal["weak", "strong"] = "weak"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Calibration:
-    """A scenario and where its constants come from."""
-
-    scenario: Scenario
-    sources: Mapping[str, str]  # constant -> in words
-
-
 def calibrate(
     given: Given,
     *,
@@ -213,7 +199,7 @@ def calibrate(
     benches: Sequence[Bench] = (),
     further: Sequence[Bench] = (),
     network: Network | None = None,
-) -> Calibration:
+) -> Scenario:
     """Return the scenario that runs, bench.json files, a described network and options say together.
 
     What was measured holds before what is described in `network`. `beside`: runs of one worker each, recorded at the
@@ -252,7 +238,7 @@ def calibrate(
     spreads = Spread(compute=spread, alpha=alpha, bandwidth=bandwidth)
     told: dict[str, Any] = {"gradient_bytes": size, "network": made, "runtime": runtime, "spread": spreads}
     told |= {"algorithm": given.algorithm, "scaling": given.scaling, "buckets": buckets, "doubts": tuple(notes.doubts)}
-    return Calibration(scenario=Scenario(**computing, **told), sources=notes.sources)
+    return Scenario(**computing, **told, sources=notes.sources)
 
 
 def _refuse(given: Given, *, runs: bool, benches: bool, network: bool) -> None:

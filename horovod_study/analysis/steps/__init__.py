@@ -1,13 +1,9 @@
 """Where the time of a step goes: accounts of recorded steps, of ranks and of single runs.
 
 breakdown.py     where the time of a step goes, what more workers add to it, and what each part of the way costs
-accounting.py    the complete account of recorded steps: every part of every step, and what none of them covers
-attribution.py   what the synchronisation of a step is made of: floor, skew, runtime, and what is unexplained
-ablation.py      what communication costs, measured by leaving it out, next to the answer of the timer
-rank_steps.py    step rows of several ranks side by side, cut at the ends of synchronisations
-run_profiles.py  each run for itself: one row with all that is known of it, and its course over the timed window
-stragglers.py    which rank is slow, by how much, and in which lap: from each rank's own clock
-pauses.py        steps that took far longer than others, whether they come regularly, and time between the steps
+accounting.py    the complete account of recorded steps, and each run for itself: one row, and its course over time
+attribution.py   what the synchronisation of a step is made of; what communication costs, by leaving it out
+rank_steps.py    step rows of several ranks side by side; which rank is slow, by how much, and in which lap
 inspection.py    one run in detail: whether its laps add up, who was late, and what paused
 timeline.py      Horovod's timeline decomposed: where the time of a collective goes; recorded steps as such events
 traces.py        traces of torch.profiler and records of NCCL Inspector, one file a rank: who is late, what is exposed

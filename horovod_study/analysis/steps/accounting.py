@@ -7,7 +7,7 @@ docs/accounting.md explains how to read all of it.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -18,18 +18,203 @@ import pandas as pd
 from numpy.typing import NDArray
 from pydantic import Field
 
-from horovod_study.analysis.series.points import CELL, LAP_COLUMNS, measured, whole_runs, with_series, worker_counts
+from horovod_study.analysis.series.points import (
+    CELL,
+    LAP_COLUMNS,
+    OF_RANKS,
+    measured,
+    whole_runs,
+    with_series,
+    worker_counts,
+)
 from horovod_study.analysis.stats import Floats
-from horovod_study.analysis.steps.ablation import answer_of
-from horovod_study.analysis.steps.attribution import NO_LAPS, decompose_observation, observe_run
+from horovod_study.analysis.steps.attribution import NO_LAPS, answer_of, decompose_observation, observe_run
 from horovod_study.analysis.steps.breakdown import BASES, PARTS, UNEXPLAINED, folded, split
-from horovod_study.analysis.steps.pauses import outside_of, stalls_of, stalls_over, whole_epoch
-from horovod_study.analysis.steps.rank_steps import align, rank_words, where
-from horovod_study.analysis.steps.run_profiles import SAMPLED, Course
-from horovod_study.analysis.steps.stragglers import waiting
+from horovod_study.analysis.steps.rank_steps import align, rank_words, waiting, where
 from horovod_study.config.doors import Number, accept
 from horovod_study.errors import AnalysisError, ConfigError, RecordError
 from horovod_study.records import RecordedRun, finite, rows_lost, run_turns, timed_from
+
+Places = NDArray[np.int64]
+_MAX_PARTS = 40  # of a run: as many as a small plot shows
+_PART_STEPS = 8  # of a part: the 90 % quantile of fewer is nearly their maximum
+
+LOADS: Mapping[str, tuple[str, str, bool]] = {
+    "cpu_percent_per_rank": ("rank", "cpu_percent", False),
+    "rss_mb_per_rank": ("rank", "rss_mb", False),
+    "gpu_percent": ("gpu", "gpu_percent", False),
+    "gpu_memory_mb": ("gpu", "gpu_memory_mb", False),
+    "gpu_power_w": ("gpu", "power_w", True),
+    "package_power_w": ("package", "power_w", True),
+}
+"""Column -> the parts of a host it is of, the sensors' column, and whether it is their sum; else it is their mean."""
+
+SAMPLED = ("at_s", "cpu_percent", "rss_mb", "gpu_percent", "gpu_memory_mb", "power_w")  # columns that a course needs
+
+PROFILE_COLUMNS = (
+    *("run", "part", "first_step", "steps", "begin_s", "end_s"),
+    *("step_s", "step_s_median", "step_s_p90", "sync_s", "sync_s_median"),
+    *LOADS,
+)
+"""One row per run and part of its timed window. `step_s` and `sync_s` are means over steps and ranks; `step_s_median`
+and `step_s_p90` are over steps, the largest of the ranks, `sync_s_median` over steps, the mean of the ranks: as in the
+totals of a run. begin_s and end_s are seconds since the run's first step, on the clock of its first rank."""
+
+SPEEDUPS = ("speedup_plain", "efficiency_plain", "speedup_wrapped", "efficiency_wrapped")
+_FROM_ACCOUNTS = (*OF_RANKS, "residual_share_mean", "open_steps", "why_not")
+_TOLD = ("hosts", "launcher", "command", "finished", "excluded_by", "steady_doubt", "energy_doubt", "energy_of")
+_NUMBERS = ("step_s_p90", "sync_s_median", "excluded_steps", "rows_lost", "rss_mb_max", "pss_mb_max", "energy_j")
+RUN_TABLE_COLUMNS = (
+    *("run", "series", "setting", "mode", "study", "partition", "backend", "transport", "batch", "workers", "nodes"),
+    *("repeat", "status", "reason", "started", "host", *_TOLD),
+    *("samples_per_s", *SPEEDUPS, "window_s", "steps", "step_s", "step_s_median", *LAP_COLUMNS),
+    *(*_NUMBERS, "energy_per_sample_j", "test_mse", *LOADS, *_FROM_ACCOUNTS),
+)
+"""What the table of runs has at least; every other column of the run table follows."""
+
+_NAMES = ("series", "setting", "mode")
+_POINT = ("series", "batch", "train_samples", "workers", "nodes")
+
+
+def runs_table(
+    runs: pd.DataFrame, points: pd.DataFrame | None = None, accounts: pd.DataFrame | None = None
+) -> pd.DataFrame:
+    """Return the run table in the order of its series, with RUN_TABLE_COLUMNS and whatever else it has.
+
+    Options are as they were asked for. A speedup is the throughput of this run over the median baseline of its point
+    in `points` (points.scaling_points), its efficiency that over the workers. `accounts` (Accounting.run_rows) says
+    what the step rows know of the ranks. What is not known is NaN or None.
+    """
+    named = with_series(runs.assign(_place=range(len(runs))))
+    table = runs.drop(columns=list(_NAMES), errors="ignore").iloc[named["_place"]].reset_index(drop=True)
+    for place, name in enumerate(_NAMES, start=list(table.columns).index("run") + 1):
+        table.insert(place, name, named[name].to_numpy())
+    speed = table["samples_per_s"].where(measured(table)).to_numpy(dtype=np.float64)
+    kinds = dict.fromkeys(_POINT[1:], "float64")
+    for kind in ("plain", "wrapped"):
+        base = np.full(len(table), math.nan)
+        if points is not None:
+            column = f"base_{kind}_samples_per_s"
+            known = points[[*_POINT, column]].drop_duplicates(list(_POINT)).astype(kinds)
+            base = named[list(_POINT)].astype(kinds).merge(known, how="left", on=list(_POINT))[column].to_numpy(float)
+        table[f"speedup_{kind}"] = speed / base
+        table[f"efficiency_{kind}"] = speed / base / named["workers"].to_numpy(dtype=np.float64)
+    for name in _FROM_ACCOUNTS:
+        table[name] = math.nan if accounts is None else table["run"].map(whole_runs(accounts)[name])
+    for name in RUN_TABLE_COLUMNS:
+        if name not in table.columns:
+            table[name] = None if name in _TOLD else math.nan
+    return table
+
+
+def part_places(steps: int) -> Places:
+    """Return where the parts of a window of `steps` steps begin, and its end, (P + 1,); larger parts come first."""
+    size, more = divmod(steps, parts := max(1, min(_MAX_PARTS, steps // _PART_STEPS)))
+    number: Places = np.arange(parts + 1)
+    return number * size + np.minimum(number, more)
+
+
+class Course:
+    """Gathers the course of a run from its ranks, one after the other: no column is kept.
+
+    The first rank says which steps make a part; a rank that lacks some of them counts with those it has.
+    """
+
+    def __init__(self) -> None:
+        self._first: Places | None = None  # (P + 1,): the first step of each part, and the one after the last
+        self._columns: dict[str, NDArray[Any]] = {}  # of the first rank, (P,)
+        self._ranks: dict[str, list[Floats]] = {}  # column, or column and quantile -> of each rank, (P,)
+
+    def add_rank(self, step: NDArray[np.integer], column: Callable[[str], Floats]) -> None:
+        """Take a rank of timed steps `step`, (S,); `column` returns another column of these rows, NaN where unknown."""
+        order: slice | Places = slice(None) if (step[1:] > step[:-1]).all() else np.argsort(step, kind="stable")
+        step = step[order]
+        if self._first is None:
+            places = part_places(len(step))
+            begin_s, last = column("begin_s")[order], places[1:] - 1
+            self._first = np.append(step[places[:-1]], step[-1] + 1).astype(np.int64)
+            ends = {"begin_s": begin_s[places[:-1]], "end_s": begin_s[last] + column("step_s")[order][last]}
+            number = np.arange(len(places) - 1)
+            self._columns = {"part": number, "first_step": self._first[:-1], "steps": np.diff(places), **ends}
+        places = np.searchsorted(step, self._first)
+        for name, quantiles in (("sync_s", (0.5,)), ("step_s", (0.5, 0.9))):
+            means, levels = by_part(column(name)[order], places, quantiles)
+            for of, found in ((name, means), *zip((f"{name} {each}" for each in quantiles), levels, strict=True)):
+                self._ranks.setdefault(of, []).append(found)
+
+    def profile(self, samples: Mapping[str, Mapping[str, Mapping[str, Floats]]]) -> pd.DataFrame | None:
+        """Return PROFILE_COLUMNS but the run, with the load of the hosts from {host: {part: columns}}; None without
+        timed steps."""
+        if self._first is None:
+            return None
+        columns = {
+            **self._columns,
+            "step_s": self._over(np.mean, "step_s"),
+            "step_s_median": self._over(np.max, "step_s 0.5"),
+            "step_s_p90": self._over(np.max, "step_s 0.9"),
+            "sync_s": self._over(np.mean, "sync_s"),
+            "sync_s_median": self._over(np.mean, "sync_s 0.5"),
+        }
+        begin_s, end_s = self._columns["begin_s"], self._columns["end_s"]
+        for name, (kind, column, summed) in LOADS.items():  # a sum is known where every device is
+            each = [
+                held(told["at_s"], told[column], begin_s, end_s)
+                for parts in samples.values()
+                for part, told in parts.items()
+                if part.split(" ")[0] == kind and column in told and np.isfinite(told[column]).any()
+            ] or [np.full(len(begin_s), math.nan)]
+            columns[name] = np.sum(each, axis=0) if summed else np.mean(each, axis=0)
+        return pd.DataFrame(columns)
+
+    def _over(self, how: Callable[..., Any], name: str) -> Floats:
+        """Return one value per part over the ranks that have steps there; NaN where one of them does not know it."""
+        ranks = np.stack(self._ranks[name])  # (R, P); infinite where a rank has no step
+        here = ~np.isinf(ranks)
+        if here.all():
+            return np.asarray(how(ranks, axis=0), dtype=np.float64)
+        return np.array([how(ranks[here[:, part], part]) for part in range(ranks.shape[1])])
+
+
+def by_part(values: Floats, places: Places, quantiles: Sequence[float]) -> tuple[Floats, Floats]:
+    """Return the mean (P,) and `quantiles` (Q, P) of `values`, (S,), in the parts that begin at `places`, (P + 1,).
+
+    NaN in a part that holds a NaN, infinite for a part without values.
+    """
+    sizes = np.diff(places)
+    means = np.full(len(sizes), math.inf)
+    levels = np.full((len(quantiles), len(sizes)), math.inf)
+    cuts = np.flatnonzero(np.diff(sizes)) + 1  # parts of one size are side by side: one block of rows each
+    for first, after in zip((0, *cuts), (*cuts, len(sizes)), strict=True):
+        size = int(sizes[first])
+        if size == 0:
+            continue
+        block = values[places[first] : places[first] + size * (after - first)].reshape(after - first, size)
+        means[first:after] = block.mean(axis=1)
+        if len(quantiles):
+            levels[:, first:after] = np.quantile(block, quantiles, axis=1)
+    return means, levels
+
+
+def held(at_s: Floats, values: Floats, begin_s: Floats, end_s: Floats) -> Floats:
+    """Return the means of readings (N,) over times (P,), where each stands for the time since the one before it.
+
+    at_s is ascending. NaN where no reading stands for any of a time.
+    """
+    known = np.isfinite(values)
+    spans = np.where(known, np.diff(at_s, prepend=at_s[:1]), 0.0)
+    area, seen = np.cumsum(np.where(known, values, 0.0) * spans), np.cumsum(spans)
+    total = np.interp(end_s, at_s, area) - np.interp(begin_s, at_s, area)
+    over_s = np.interp(end_s, at_s, seen) - np.interp(begin_s, at_s, seen)
+    mean: Floats = np.divide(total, over_s, out=np.full(len(begin_s), math.nan), where=over_s > 1e-9)
+    return mean
+
+
+def profile_rows(profiles: Iterable[tuple[str, pd.DataFrame | None]]) -> pd.DataFrame:
+    """Return PROFILE_COLUMNS of runs, given with their names, in their order; a run without timed steps has no row."""
+    there = [each.assign(run=run) for run, each in profiles if each is not None]
+    empty = pd.DataFrame(columns=list(PROFILE_COLUMNS))
+    return pd.concat(there, ignore_index=True)[list(PROFILE_COLUMNS)] if there else empty
+
 
 CLOSES_S = 1e-6  # parts that miss their step by more than a microsecond do not add up
 OFF = "recorded with --timer-mode off"
@@ -56,9 +241,9 @@ class RunAccount(SimpleNamespace):
     holes (steps between these without a row), parts_s, residual, gap_s (the largest difference between a step and the
     sum of its parts) and gap_step, open_steps (those off by more than CLOSES_S), partial_laps (laps that some steps
     lack -> how many), stalls; open_rank: the one with the largest gap that does not close. left_out: what its blocks
-    without communication say. pop, skew_s: what waiting costs. outside, stalls: see pauses.py. epoch_steps,
-    epoch_samples: of a whole epoch on the first rank, on all ranks. taken: its synchronisation decomposed. seen: the
-    Observation of it, with why_not_seen; profile: its course over the window; both where they were asked for.
+    without communication say. pop, skew_s: what waiting costs. outside, stalls: see `outside_of` and `stalls_of`.
+    epoch_steps, epoch_samples: of a whole epoch on the first rank, on all ranks. taken: its synchronisation decomposed.
+    seen: the Observation of it, with why_not_seen; profile: its course over the window; both where they were asked for.
     """
 
     DOCUMENT = (
@@ -75,59 +260,54 @@ def account_run(run: RecordedRun, *, views: bool = False, profile: bool = False)
     """
     course = Course() if profile else None
     ranks, values = [], []
-    hosts = [str(each.get("host", "")) for each in run.record.effective.get("ranks") or ()]
     shares: list[Floats] = []
     ends: dict[int, int] = {}
-    between: dict[str, Any] = {"outside": None, "epoch_steps": math.nan, "epoch_samples": math.nan}
+    found = RunAccount(run=run.name, outside=None, epoch_steps=math.nan, epoch_samples=math.nan)
     for rank, columns in run.rows.items():
         every = np.asarray(columns["step"])
         if not ends:
-            between = _between(run, columns, every)
+            vars(found).update(_between(run, columns, every))
         ends[rank] = int(every.max())
-        timed = every >= run.first_step
-        if not timed.any():
+        if not (every >= run.first_step).any():
             continue
-        host = hosts[rank] if rank < len(hosts) else run.record.host
-        own, share = _rank(rank, host, columns, every, where(timed), course)
+        own, share = _rank(run, rank, columns, every, course)
         ranks.append(own)
         values.append([own.parts_s[part] for part in PARTS])
         shares += [] if share is None else [share]
         del columns  # of a long run, before those of the next rank are there
     means = folded(np.array(values)).mean(axis=0) if ranks else np.full(len(PARTS), np.nan)
-    why_not = _why_not(run, ranks, ends, means)
-    residual = None if why_not else _over_ranks(shares, ranks, means)
+    vars(found).update({name: getattr(run, name) for name in ("state", "workers", "first_step")})
+    vars(found).update({name: getattr(run.record, name) for name in ("reason", "repeat")})
+    for name in ("steps", "excluded"):
+        setattr(found, name, max((getattr(rank, name) for rank in ranks), default=0))
+    found.ranks, found.parts_s = tuple(ranks), dict(zip(PARTS, means.tolist(), strict=True))
+    found.why_not = _why_not(run, ranks, ends, means)
+    found.residual, residuals = None, [rank.residual for rank in ranks if rank.residual is not None]
+    if residuals and not found.why_not:  # of the steps of all ranks
+        worst = max(residuals, key=lambda each: abs(each.worst))
+        whole = {"mean": float(means[-2] / means[-1]), **_quantiles(np.concatenate(shares))}
+        found.residual = SimpleNamespace(**{**vars(worst), **whole})
     shares.clear()
-    incomplete = bool(run.missing) or len(set(ends.values())) > 1
-    pop, skew_s = None, math.nan
-    if run.workers > 1 and len(ranks) == run.workers and not incomplete and not why_not:
-        pop, skew_s = waiting(align(run.rows, workers=run.workers, from_step=run.first_step))
-    seen, why_not_seen, measured = None, "", run.synchronisation is not None  # and worth its arrays
+    found.incomplete = bool(run.missing) or len(set(ends.values())) > 1
+    found.pop, found.skew_s = None, math.nan
+    if run.workers > 1 and len(ranks) == run.workers and not found.incomplete and not found.why_not:
+        found.pop, found.skew_s = waiting(align(run.rows, workers=run.workers, from_step=run.first_step))
+    seen, found.why_not_seen, measured = None, "", run.synchronisation is not None  # and worth its arrays
     if (views or measured) and run.workers == 1:
-        why_not_seen = "one worker synchronises with nobody"
+        found.why_not_seen = "one worker synchronises with nobody"
     elif views or measured:
         try:
             seen = observe_run(run)
         except (AnalysisError, RecordError) as error:
-            why_not_seen = str(error).partition(": ")[2]
-    told = {"ranks": tuple(ranks), "residual": residual, "why_not": why_not, "pop": pop, "skew_s": skew_s, **between}
-    return RunAccount(
-        run=run.name,
-        **{name: getattr(run, name) for name in ("state", "workers", "first_step")},
-        **{name: getattr(run.record, name) for name in ("reason", "repeat")},
-        **{name: max((getattr(rank, name) for rank in ranks), default=0) for name in ("steps", "excluded")},
-        **told,
-        parts_s=dict(zip(PARTS, means.tolist(), strict=True)),
-        excluded_by=timed_from(run.record)[1],
-        notes=tuple(_notes(run, ranks, ends, incomplete=incomplete)),
-        incomplete=incomplete,
-        open_rank=max((rank for rank in ranks if rank.open_steps), key=lambda rank: rank.gap_s, default=None),
-        seen=seen if views else None,  # arrays as long as the run
-        why_not_seen=why_not_seen,
-        left_out=answer_of(run)[0],
-        stalls=stalls_over([rank.stalls for rank in ranks]),
-        taken=decompose_observation(seen) if seen is not None and measured else None,
-        profile=None if course is None else course.profile(run.system_samples(SAMPLED)),
-    )
+            found.why_not_seen = str(error).partition(": ")[2]
+    found.seen = seen if views else None  # arrays as long as the run
+    found.taken = decompose_observation(seen) if seen is not None and measured else None
+    found.excluded_by, found.left_out = timed_from(run.record)[1], answer_of(run)[0]
+    found.notes = tuple(_notes(run, ranks, ends, incomplete=found.incomplete))
+    found.open_rank = max((rank for rank in ranks if rank.open_steps), key=lambda rank: rank.gap_s, default=None)
+    found.stalls = stalls_over([rank.stalls for rank in ranks])
+    found.profile = None if course is None else course.profile(run.system_samples(SAMPLED))
+    return found
 
 
 def _between(run: RecordedRun, columns: Mapping[str, Any], every: NDArray[np.int64]) -> dict[str, Any]:
@@ -177,22 +357,19 @@ def account_runs(
 
 
 def _rank(
-    rank: int,
-    host: str,
-    columns: Mapping[str, Any],
-    every: NDArray[np.int64],
-    timed: slice | NDArray[np.int64],
-    course: Course | None,
+    run: RecordedRun, rank: int, columns: Mapping[str, Any], every: NDArray[np.int64], course: Course | None
 ) -> tuple[SimpleNamespace, Floats | None]:
     """Return the account of one rank, and the residual share of each timed step, (S,), None where not known.
 
     `every`: the steps of all rows. Columns are taken one after the other, because all of a long run are many.
     """
 
+    timed, hosts = where(every >= run.first_step), run.record.effective.get("ranks") or ()
+
     def column(name: str) -> Floats:
         return np.asarray(columns[name], dtype=np.float64)[timed]
 
-    step = every[timed]
+    step, host = every[timed], str(hosts[rank].get("host", "")) if rank < len(hosts) else run.record.host
     if course is not None:
         course.add_rank(step, column)
     means, nulls = {}, {}
@@ -214,40 +391,22 @@ def _rank(
     gap = np.abs(np.subtract(covered, values, out=covered), out=covered)
     worst = int(np.argmax(gap))
     laps = [name for part, name in zip(PARTS, _COLUMNS, strict=True) if part in known and part != "step"]
-    own = SimpleNamespace(
-        rank=rank,
-        host=host,
-        first=int(every.min()),
-        last=int(every.max()),
-        steps=len(step),
-        excluded=len(every) - len(step),
-        # Steps are in order nearly always, which is quicker to see than how many different ones there are.
-        holes=int(every.max() - every.min()) + 1 - len(every if (every[1:] > every[:-1]).all() else np.unique(every)),
-        gap_step=int(step[worst]),
-        open_steps=int((gap > CLOSES_S).sum()) if has_laps else 0,
-        parts_s=means,
-        residual=None,
-        gap_s=float(gap[worst]) if has_laps else math.nan,
-        partial_laps={part: nulls[part] for part in PARTS if has_laps and part in known and nulls[part]},
-        stalls=stalls_of(values, lambda name: np.nan_to_num(column(name)), laps),
-    )
+    first, last = int(every.min()), int(every.max())
+    own = SimpleNamespace(rank=rank, host=host, first=first, last=last, steps=len(step))
+    own.excluded, own.gap_step, own.parts_s, own.residual = len(every) - len(step), int(step[worst]), means, None
+    # Steps are in order nearly always, which is quicker to see than how many different ones there are.
+    own.holes = last - first + 1 - len(every if (every[1:] > every[:-1]).all() else np.unique(every))
+    own.gap_s, own.open_steps, own.partial_laps = math.nan, 0, {}
+    own.stalls = stalls_of(values, lambda name: np.nan_to_num(column(name)), laps)
     if not has_laps:
         return own, None
+    own.gap_s, own.open_steps = float(gap[worst]), int((gap > CLOSES_S).sum())
+    own.partial_laps = {part: nulls[part] for part in PARTS if part in known and nulls[part]}
     share = np.divide(residual, values, out=np.zeros(len(step)), where=values > 0)
     place = int(np.argmax(np.abs(share)))
     own.residual = SimpleNamespace(mean=means["residual"] / means["step"], **_quantiles(share.copy()))
     vars(own.residual).update(worst=float(share[place]), worst_step=int(step[place]), worst_rank=rank)
     return own, share
-
-
-def _over_ranks(shares: list[Floats], ranks: Sequence[SimpleNamespace], means: Floats) -> SimpleNamespace | None:
-    """Return what the residual is of the steps of all ranks."""
-    residuals = [rank.residual for rank in ranks if rank.residual is not None]
-    if not residuals or math.isnan(means[-2]):
-        return None
-    worst = max(residuals, key=lambda each: abs(each.worst))
-    whole = {"mean": float(means[-2] / means[-1]), **_quantiles(np.concatenate(shares))}
-    return SimpleNamespace(**{**vars(worst), **whole})
 
 
 def _quantiles(values: Floats) -> dict[str, float]:
@@ -428,20 +587,6 @@ def open_words(run: RunAccount) -> str:
     )
 
 
-class ResidualGate(SimpleNamespace):
-    """What `--max-residual` found; its attributes are the keys of its document.
-
-    allowed: 0..1. runs, growths: how many were judged; not_judged: in words. over: what is not accounted for well
-    enough, each of a kind (step, growth, closure, not timed), with the name of the run, or the series and baseline of a
-    growth, its workers, the rank, the share (of the step, or of T(N) - T(1), 0..1), and a text.
-    """
-
-    @property
-    def exit_code(self) -> int:
-        """Return 1 where anything is over."""
-        return 1 if self.over else 0
-
-
 _PerCent = Annotated[Number, Field(ge=0, le=100)]
 
 
@@ -458,12 +603,14 @@ def allowed_share(text: str) -> float:
     return float(value) / 100
 
 
-def gate(found: Accounting, allowed: float) -> ResidualGate:
-    """Judge an accounting: the residual of every run's worst rank and of every growth T(N) - T(1), as shares.
+def gate(found: Accounting, allowed: float) -> SimpleNamespace:
+    """Judge an accounting: the residual of every run's worst rank and of every growth T(N) - T(1), as shares, 0..1.
 
     A run whose laps do not add up, or that has steps without laps, is over at any `allowed`. A growth is judged where
     it is at least 2 % of the step and, where its interval is known, beyond chance: a share of next to nothing says
-    nothing.
+    nothing. Return allowed; runs, growths: how many were judged; over: what is not accounted for well enough, each of a
+    kind (step, growth, closure, not timed), with the name of the run, or the series and baseline of a growth, its
+    workers, rank, share (of the step, or of T(N) - T(1)), and a text; not_judged, in words.
     """
     over: list[SimpleNamespace] = []
     not_judged: list[str] = []
@@ -500,8 +647,9 @@ def gate(found: Accounting, allowed: float) -> ResidualGate:
             continue
         growths += 1
         judge("growth", name, "T(N) - T(1)", residual_s, step_s, share=share, name=name, workers=workers)
-    gates = {"allowed": allowed, "runs": judged, "growths": growths}
-    return ResidualGate(**gates, over=tuple(over), not_judged=tuple(not_judged))
+    return SimpleNamespace(
+        allowed=allowed, runs=judged, growths=growths, over=tuple(over), not_judged=tuple(not_judged)
+    )
 
 
 def _growths(cells: pd.DataFrame) -> Iterator[tuple[str, int, float, float, float, str]]:
@@ -528,3 +676,99 @@ def _growths(cells: pd.DataFrame) -> Iterator[tuple[str, int, float, float, floa
 
 def _percent(share: float) -> str:
     return f"{100 * share:.2f}".rstrip("0").rstrip(".") + " %"
+
+
+# ------------------------------------------------------------ between the steps, and in some that take far longer
+
+FAR = 10.0  # a step that takes more than so many times the median one has stalled
+_ROUNDED_S = 1e-6  # what sums of stamps are off by
+_MOST = 0.9  # the longest gaps that make up so much of the time say where it is
+_RARE = 1 / 3  # more steps than that are no stalls: a run of two kinds of steps
+
+
+def outside_of(
+    step: NDArray[np.int64],
+    epoch: Floats,
+    begin_s: Floats,
+    step_s: Floats,
+    residual_s: Floats,
+    *,
+    waits: Collection[int] = (),
+    after_s: float = 0.0,
+) -> SimpleNamespace | None:
+    """Return what is between timed steps, (S,) each, and `after_s` behind the last; None where it is not known.
+
+    Of the first rank: seconds, and their share of the time of steps and of what is outside of them; gaps: how many of
+    the longest make up most of it, gap_s their mean, where: `after each epoch`, `every 8 steps`, or empty.
+
+    A residual is before the begin of its step, or behind it: that of which fewer gaps come out negative. A gap before
+    a step of `waits` is a wait for a turn; where rows are missing nothing is known of the time.
+    """
+    if len(step) < 2 or not np.isfinite(begin_s).all() or not np.isfinite(step_s).all():
+        return None
+    ways = (np.diff(begin_s - residual_s) - step_s[:-1], np.diff(begin_s) - step_s[:-1])
+    gaps: Floats = min(ways, key=lambda each: float(-each[each < 0].sum()))
+    next_to = (np.diff(step) == 1) & ~np.isin(step[1:], list(waits))
+    gaps = np.append(np.where(next_to, gaps, 0.0), after_s)
+    seconds = float(gaps.sum())
+    seconds = seconds if seconds > _ROUNDED_S else 0.0
+    order = np.argsort(-gaps, kind="stable")
+    most = int(np.searchsorted(np.cumsum(gaps[order]), _MOST * seconds)) + 1
+    longest = np.sort(order[:most])  # places before them
+    apart = np.diff(step[longest])
+    usual, where = float(np.median(apart)) if len(apart) else 0.0, ""
+    if (np.append(np.diff(epoch), 1)[longest] != 0).mean() >= _MOST:
+        where = "after each epoch"
+    elif len(apart) > 1 and usual > 1 and (np.abs(apart - usual) <= 1).mean() >= _MOST:
+        where = f"every {usual:.0f} steps"
+    share = seconds / (seconds + float(step_s.sum())) if seconds else 0.0
+    return SimpleNamespace(seconds=seconds, share=share, gaps=most, gap_s=float(gaps[longest].mean()), where=where)
+
+
+def stalls_of(step_s: Floats, column: Callable[[str], Floats], laps: Sequence[str]) -> SimpleNamespace | None:
+    """Return the stalls of one rank with step times `step_s`, (S,): steps of more than FAR times the median; None
+    without any.
+
+    count, of how many steps; mean_s: what is above the median step, as a mean over all steps; longest_s; lap: that most
+    of it is in, sync where no rank lost it itself, several; opening: whether most of them open an epoch.
+
+    `column` returns another of the same rows, which are needed where there are stalls only; `laps`: those to look at.
+    """
+    usual = float(np.median(step_s)) if len(step_s) else math.nan
+    places = np.flatnonzero(step_s > FAR * usual) if usual > 0 else np.empty(0, dtype=np.int64)
+    if not 0 < len(places) <= _RARE * len(step_s):
+        return None
+    own = {name: float((values[places] - np.median(values)).sum()) for name in laps if len(values := column(name))}
+    excess = float((step_s[places] - usual).sum())
+    worst = max((name for name in own if name != "sync_s"), key=lambda name: own[name], default="sync_s")
+    epoch = column("epoch")
+    first = np.diff(epoch, prepend=epoch[:1] - 1) != 0
+    cause = next((name for name in (worst, "sync_s") if own.get(name, 0.0) >= excess / 2), "several")
+    found = SimpleNamespace(count=len(places), of=len(step_s), mean_s=excess / len(step_s))
+    found.longest_s, found.lap = float(step_s[places].max()), cause.removesuffix("_s")
+    found.opening = bool(first[places].mean() > 1 / 2)
+    return found
+
+
+def stalls_over(ranks: Sequence[SimpleNamespace | None]) -> SimpleNamespace | None:
+    """Return the stalls of a run: means over its ranks, and the lap of the rank that lost the time itself."""
+    found = [each for each in ranks if each is not None]
+    told = next((each for each in found if each.lap != "sync"), found[0] if found else None)
+    if told is None:
+        return None
+    most = {name: max(getattr(each, name) for each in found) for name in ("count", "of", "longest_s")}
+    mean_s = sum(each.mean_s for each in found) / len(ranks)
+    return SimpleNamespace(**{**vars(told), **most, "mean_s": mean_s})
+
+
+def whole_epoch(epoch: Floats, samples: Floats) -> tuple[int, float] | None:
+    """Return how many steps the longest epoch of these rows, (S,), has, and their samples; None of fewer than two.
+
+    The first rows of the first epoch, and the end of the last one, need not be there.
+    """
+    names, place = np.unique(epoch[epoch >= 0], return_inverse=True)
+    if len(names) < 2:
+        return None
+    steps = np.bincount(place)
+    longest = int(np.argmax(steps))
+    return int(steps[longest]), float(np.bincount(place, weights=samples[epoch >= 0])[longest])

@@ -15,28 +15,26 @@ launches. docs/attribution.md derives all of it; workload/probes/synchronisation
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from horovod_study.analysis import paired, stats
 from horovod_study.analysis.stats import Floats, Interval
+from horovod_study.analysis.steps import rank_steps
 from horovod_study.analysis.steps.rank_steps import NO_EXCHANGE, cycle_s, ready_steps, settings_of
 from horovod_study.config.run import COMMUNICATION
 from horovod_study.config.workload import packaged
 from horovod_study.errors import AnalysisError, RecordError, refuse
-from horovod_study.records import RecordedRun, RunTurns, TurnSlice, run_turns
+from horovod_study.records import RecordedRun, RunTurns, TurnSlice, read_ablation, run_turns
 
 OPTIONS = packaged().options
 _FLOOR_QUANTILE = 0.1
 """Raw all-reduces faster than all but so many of them were not disturbed. Horovod's thread, which asks the other ranks
 every cycle, holds up whatever else uses MPI at that moment: a mean of raw all-reduces beside it is no floor."""
-PARTS = ("floor", "skew", "runtime", "unexplained")  # they add up to the synchronisation
 RESAMPLES = 2000
 _SAID = ("backend", "transport", "reduction", "workers", "batch")  # by a record
 _SAME = (*_SAID, "arm")  # of repeats
@@ -49,32 +47,18 @@ INSIDE_BACKWARD = "the wait is inside backward, where PyTorch's hooks reduce, an
 INSIDE_COMPUTE = "the wait is inside the CUDA graph that computes, and cannot be seen"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Observation:
-    """One finished run, in seconds: what its ranks recorded in S steps, and what was measured after them."""
+class Observation(SimpleNamespace):
+    """One finished run, in seconds: what its ranks recorded in S steps, and what was measured after them.
 
-    run: str
-    repeat: int
-    backend: str
-    transport: str
-    reduction: str
-    workers: int
-    batch: int
-    arm: str  # in words: what was set; runs that share everything here but run and repeat are repeats
-    settings: Mapping[str, Any]  # communication settings in effect: variable or option -> value
-    hosts: tuple[str, ...]  # of the ranks
-    ready_s: Floats  # (S, R)
-    sync_s: Floats | None  # (S, R); None where the backend cannot see it
-    floor_s: Floats | None = None  # (M,)
-    pack_s: Floats | None = None  # (M,)
-    through_s: Floats | None = None  # (M,)
-    block: int = 1  # measurements in a row
-    why_not_through: str = ""
-    why_no_sync: str = INSIDE_BACKWARD  # where sync_s is None
-    one_clock: bool = True  # whether the ranks read one clock when that was measured
-    other_cores: float = 0.0  # cores of a host in use by other programs, the most of any host
-    turns: RunTurns = field(default_factory=RunTurns)
-    round: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # (S,): its slice's, or -1
+    run, repeat, backend, transport, reduction, workers, batch; arm, in words what was set: runs that share all of these
+    but run and repeat are repeats. settings: of communication in effect, variable or option -> value; hosts of the
+    ranks. ready_s (S, R); sync_s (S, R), None where the backend cannot see it, with why_no_sync. floor_s, pack_s and
+    through_s (M,), `block` in a row, None where not measured, with why_not_through; one_clock: whether the ranks read
+    one clock then. other_cores: of a host in use by other programs, the most of any host. turns; round (S,): that of
+    its slice, or -1.
+    """
+
+    block, why_not_through, one_clock = 1, "", True
 
     @property
     def together(self) -> bool:
@@ -107,18 +91,15 @@ def observe(
     if loads := [each for each in turns.other_load.values() if not math.isnan(each)]:
         others = [float(np.median(loads))]
     names = [name for name in ("floor_s", "pack_s", "through_s") if bench and bench.get(name) is not None]
-    told: dict[str, Any] = {name: np.asarray((bench or {})[name], dtype=np.float64) for name in names}
+    told: dict[str, Any] = dict.fromkeys(("floor_s", "pack_s", "through_s"))
+    told |= {name: np.asarray((bench or {})[name], dtype=np.float64) for name in names}
     if bench is not None:
         told |= {"block": int(bench["block"]), "why_not_through": str(bench["why_not_through"])}
         told["one_clock"] = bench["clock"] == "common"
     told |= {name: str(effective[name]) for name in ("backend", "transport", "reduction")}
     told |= {name: int(effective[name]) for name in ("workers", "batch")}
-    told |= {
-        "arm": _arm_of(requested, effective),
-        "settings": settings_of(effective),
-        "turns": turns,
-        "round": of_round,
-    }
+    told |= {"arm": _arm_of(requested, effective), "settings": settings_of(effective)}
+    told |= {"turns": turns, "round": of_round}
     told["hosts"] = tuple(str(each["host"]) for each in effective.get("ranks") or ()) or ("",) * len(rows)
     told["why_no_sync"] = NO_EXCHANGE if alone else INSIDE_COMPUTE if steps.captured else INSIDE_BACKWARD
     told |= {"ready_s": steps.own_s, "sync_s": None if unseen or alone else steps.sync_s}
@@ -461,3 +442,129 @@ def arm_rows(runs: pd.DataFrame, taken: Mapping[str, SimpleNamespace]) -> pd.Dat
             ends = {"seconds": each.value, "low_s": each.low, "high_s": each.high}
             rows.append({**head, "runs": len(found), "part": name, **ends, **shares, "why_not": found[0].why_not})
     return pd.DataFrame(rows, columns=list(ARM_COLUMNS))
+
+
+# ----------------------------------------------------------------------------------------- by leaving communication out
+
+MIN_PAIRS = 4  # fewer pairs have no interval to speak of
+AGREE, DIFFER, UNRESOLVED, _NO_TIMER = "agree", "differ", "not resolved", "no timer"
+_WORDS = {
+    AGREE: "they agree, the difference {difference} contains 0",
+    UNRESOLVED: "not resolved, the interval of the difference {difference} is wider than the cost itself; measure on a "
+    "quieter machine, or a longer run",
+    DIFFER: "they differ by {difference}: {where}",
+}
+
+
+class CommunicationCost(SimpleNamespace):
+    """What communication costs a step, in s, means over ranks, by leaving it out and by the timer; its attributes are
+    the keys of its document.
+
+    workers, reduction, pairs, and steps, the counted ones of a block. verdict: agree, differ, not resolved, no timer;
+    sentence: it with its numbers. Intervals: step_s with communication and silent_step_s without it, ablation_s their
+    difference; timer_s: the sync lap with communication, None where it is not seen, see why_no_timer; difference_s:
+    ablation_s - timer_s; silent_sync_s: what is left of the sync lap without communication, calls that do nothing;
+    laps_s: how much longer each lap is with communication, None where not known; ranks_s: the cost by ablation of each
+    rank. outside: laps but sync that moved, beyond doubt, the way the difference goes, the largest first. doubts.
+    """
+
+
+def answer_of(run: RecordedRun) -> tuple[CommunicationCost | None, str]:
+    """Return what the blocks without communication of a run say, or None with the reason."""
+    try:
+        return answer(read_ablation(run.directory)), ""
+    except RecordError as error:
+        return None, str(error).removeprefix(f"{run.directory}/").removeprefix(f"{run.directory}: ")
+    except AnalysisError as error:
+        return None, str(error).partition(": ")[2]
+
+
+def answer(found: Mapping[str, Any]) -> CommunicationCost:
+    """Return what the blocks of one run say; `found` is what `records.read_ablation` returns.
+
+    In pair p of blocks, one with communication and one without, with means over counted steps and ranks: the cost by
+    ablation is the step of the normal block less that of the silent one, that by the timer the sync lap of the normal
+    block. Estimates are means over pairs, with 95 % expanded percentile intervals (Hesterberg, The American
+    Statistician 69, 2015) over resamples of whole pairs.
+    Raises AnalysisError for fewer than 4 pairs of blocks.
+    """
+    workers, pairs = int(found["workers"]), int(found["pairs"])
+    laps: dict[str, Floats | None] = dict.fromkeys((*rank_steps.PARTS, "step"))  # (pairs, 2, workers): normal, silent
+    blocks = found["blocks"]
+    for name in laps:
+        if (column := blocks.get(f"{name}_s")) is not None:
+            laps[name] = table = np.full((pairs, 2, workers), np.nan)
+            places = np.asarray(blocks["pair"]), np.asarray(blocks["silent"], dtype=int), np.asarray(blocks["rank"])
+            table[places] = column
+    step = laps["step"]
+    if pairs < MIN_PAIRS or step is None:
+        raise AnalysisError(
+            f"ablation: {pairs} pair{'s' * (pairs != 1)} of timed blocks say nothing of their spread, at least "
+            f"{MIN_PAIRS} are needed; record a run with more steps"
+        )
+    sync = None if found["why_no_timer"] else laps["sync"]
+
+    # One column per quantity, one row per pair: what is resampled together stays together.
+    columns: dict[str, Floats] = {
+        "step": step[:, 0].mean(axis=1),
+        "silent step": step[:, 1].mean(axis=1),
+        "ablation": (step[:, 0] - step[:, 1]).mean(axis=1),
+        **{f"rank {rank}": step[:, 0, rank] - step[:, 1, rank] for rank in range(workers)},
+        **{f"lap {name}": (lap[:, 0] - lap[:, 1]).mean(axis=1) for name, lap in laps.items() if lap is not None},
+    }
+    if sync is not None:
+        columns |= {"timer": sync[:, 0].mean(axis=1), "silent sync": sync[:, 1].mean(axis=1)}
+        columns["difference"] = columns["ablation"] - columns["timer"]
+    found_of = stats.bootstrap_means(np.stack(list(columns.values()), axis=1), np.random.default_rng(1), 4000)
+    estimates = dict(zip(columns, found_of, strict=True))
+
+    difference, cost = estimates.get("difference"), estimates["ablation"]
+    grown = {name: estimates.get(f"lap {name}") for name in rank_steps.PARTS}
+    # Outside of sync: the laps whose interval is on the side of zero to which the difference goes.
+    sign = 1.0 if difference is None or difference.value > 0 else -1.0
+    others = {name: each for name, each in grown.items() if name != "sync" and each is not None}
+    moved = [name for name, each in others.items() if min(sign * each.low, sign * each.high) > 0]
+    outside = tuple(sorted(moved, key=lambda name: -sign * others[name].value))
+    verdict = _NO_TIMER
+    if difference is not None:
+        close = AGREE if difference.width <= cost.value else UNRESOLVED
+        verdict = DIFFER if difference.excludes(0) else close
+    why = str(found["why_no_timer"]) or ("" if sync is not None else "the sync lap was not recorded")
+    change = f"{_ms(cost.negated())} longer" if cost.value < 0 else f"{_ms(cost)} shorter"
+    laps_told = ", ".join(f"{name} {_ms(others[name])}" for name in outside)
+    where = f"communication also costs time outside the sync lap ({laps_told or 'no single lap stands out'})"
+    if sign < 0:
+        shorter = f", or it makes other laps shorter ({laps_told})" if laps_told else ""
+        where = f"the sync lap holds more than communication adds to the step{shorter}"
+    sentence = f"without communication a step is {change}"
+    if difference is None:
+        sentence += f"; the timer has no answer: {why}"
+    else:
+        words = _WORDS[verdict].format(difference=_ms(difference), where=where)
+        sentence += f", the timer says {_ms(estimates['timer'])}: {words}"
+    told = {"workers": workers, "pairs": pairs, "steps": int(found["steps"]), "reduction": str(found["reduction"])}
+    told |= {"verdict": verdict, "sentence": sentence, "why_no_timer": why, "laps_s": grown, "outside": outside}
+    of = {"step_s": "step", "silent_step_s": "silent step", "ablation_s": "ablation", "timer_s": "timer"}
+    of |= {"difference_s": "difference", "silent_sync_s": "silent sync"}
+    return CommunicationCost(
+        **told,
+        **{name: estimates.get(column) for name, column in of.items()},
+        ranks_s=tuple(estimates[f"rank {rank}"] for rank in range(workers)),
+        doubts=tuple(_ablation_doubts(cost, found)),
+    )
+
+
+def _ablation_doubts(cost: Interval, found: Mapping[str, Any]) -> Iterator[str]:
+    if cost.low <= 0:
+        yield f"leaving communication out changed the step by {_ms(cost)}: no cost was resolved"
+    if found["steps"] < 5:
+        yield f"blocks of {found['steps']} counted steps are short; a run with more steps has longer ones"
+    if (others := found.get("other_cores")) is not None and others >= BUSY_CORES:
+        yield (
+            f"other programs used {others:.1f} cores of a host while this was measured: a rank that waits leaves its "
+            "core to them, one that only computes does not, and so the two kinds of steps were not disturbed alike"
+        )
+
+
+def _ms(each: Interval) -> str:
+    return f"{each.value * 1e3:.3f} ms [{each.low * 1e3:.3f} to {each.high * 1e3:.3f}]"

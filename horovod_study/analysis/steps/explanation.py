@@ -1,7 +1,7 @@
 """One page about a run or a study: where the time of a step goes, who is slow, what more workers add, what would help.
 
 Nothing is measured or fitted here that another module does not do: laps and their growth are those of accounting.py,
-waiting and exposed communication those of attribution.py, slow ranks those of stragglers.py, what makes a number mean
+waiting and exposed communication those of attribution.py, slow ranks those of rank_steps.py, what makes a number mean
 something else those of series/culprits.py. What is unknown is None, with the reason.
 
 A gain is a share of the throughput. A step of T seconds that loses d of them makes d / (T - d) more samples per second:
@@ -29,8 +29,7 @@ from horovod_study.analysis.steps.accounting import Accounting, RunAccount, acco
 from horovod_study.analysis.steps.attribution import BUSY_CORES, INSIDE_BACKWARD, over_runs, parts_of
 from horovod_study.analysis.steps.breakdown import BASES, PARTS, UNEXPLAINED
 from horovod_study.analysis.steps.inspection import Inspection, inspect
-from horovod_study.analysis.steps.rank_steps import NO_EXCHANGE
-from horovod_study.analysis.steps.stragglers import CAUSES, MIN_STEPS, Stragglers
+from horovod_study.analysis.steps.rank_steps import CAUSES, MIN_STEPS, NO_EXCHANGE, Stragglers
 from horovod_study.config.roles import Role
 from horovod_study.config.workload import packaged
 from horovod_study.errors import AnalysisError
@@ -113,15 +112,9 @@ def explain(
     told = [run for run in accounting.runs if about in ("", run.run)]
     steps = [rank.steps for run in told for rank in run.ranks] or [0]
     places = pd.concat([_rows_of(points, cell.series, cell.workers, cell.nodes) for cell in own])
-    found = Explanation(
-        names=tuple(run.run for run in told),
-        states=dict(sorted(Counter(run.state for run in told).items())),
-        hosts=tuple(dict.fromkeys(rank.host for run in told for rank in run.ranks if rank.host)),
-        steps=min(steps),
-        steps_most=max(steps),
-        cells=own,
-        help=(),
-    )
+    found = Explanation(names=tuple(run.run for run in told), steps=min(steps), steps_most=max(steps), cells=own)
+    found.states = dict(sorted(Counter(run.state for run in told).items()))
+    found.hosts = tuple(dict.fromkeys(rank.host for run in told for rank in run.ranks if rank.host))
     seen = [(cell, [looked[run] for run in cell.runs if run in looked]) for cell in found.last]
     found.slow = tuple(_slow(cell, each) for cell, each in seen if each)
     about_series = {cell.series for cell in own}
@@ -162,45 +155,37 @@ def _cells(
         record = records[used[0]].record
         point = {f"{name}": value for name, value in own.iloc[0].items()}
         ways = () if culprits.withheld(point) else BASES
-        cell = Row(
-            series=str(keys[0]),
-            workers=int(keys[1]),
-            nodes=float(keys[2]),
-            runs=tuple(used),
-            samples_per_s=stats.finite_or_none(float(finished["samples_per_s"].median())),
-            efficiency=next((float(each) for kind in ways for each in own[f"efficiency_{kind}"].dropna()), None),
-            step_s=float(by_part["step"]),
-            parts_s={part: stats.finite_or_none(by_part.get(part, math.nan)) for part in PARTS[:-1]},
-            outside=next((run.outside for run in recorded), None),  # between the steps, of its first run
-            outside_share=stats.finite_or_none(point["outside_share_median"]),  # of the training's time
-            whole_samples_per_s=stats.finite_or_none(point["whole_samples_per_s_median"]),  # the rate with it
-            stalls=next((run.stalls for run in recorded), None),
-            stall_s=stats.finite_or_none(point["stall_s_median"]) or 0.0,
-            stacks=tuple(e for e in record.totals.get("stacks") or () if e.get("where") in ("outside", "residual")),
-            calls=record.effective.get("calls"),  # collective ones of the script's own in a step
-            apart=point["apart"],
-            withheld=culprits.withheld(point),
-            unsteady=tuple(finished["run"][disturbed_runs(finished)]) if culprits.unsteady(point) else (),
-            loader_thread=bool(record.effective.get("loader_thread")),
-        )
-        cell.first = tuple(_first(cell, point))
+        cell = Row(series=str(keys[0]), workers=int(keys[1]), nodes=float(keys[2]), runs=tuple(used))
+        cell.samples_per_s = stats.finite_or_none(float(finished["samples_per_s"].median()))
+        cell.efficiency = next((float(each) for kind in ways for each in own[f"efficiency_{kind}"].dropna()), None)
+        cell.step_s = float(by_part["step"])
+        cell.parts_s = {part: stats.finite_or_none(by_part.get(part, math.nan)) for part in PARTS[:-1]}
+        for name in ("outside", "stalls"):  # between the steps, and steps that took far longer, of its first run
+            setattr(cell, name, next((getattr(run, name) for run in recorded), None))
+        # A share of the training's time, the rate with it, and s per step.
+        for name in ("outside_share", "whole_samples_per_s", "stall_s"):
+            setattr(cell, name, stats.finite_or_none(point[f"{name}_median"]))
+        cell.stall_s, stacks = cell.stall_s or 0.0, record.totals.get("stacks") or ()
+        cell.stacks = tuple(each for each in stacks if each.get("where") in ("outside", "residual"))
+        cell.calls = record.effective.get("calls")  # collective ones of the script's own in a step
+        cell.apart, cell.withheld = point["apart"], culprits.withheld(point)
+        cell.unsteady = tuple(finished["run"][disturbed_runs(finished)]) if culprits.unsteady(point) else ()
+        cell.loader_thread = bool(record.effective.get("loader_thread"))
+        # What a reader must know before any number of the cell.
+        cell.first, residual_s = culprits.told(point), cell.parts_s["residual"] or 0.0
+        if cell.loader_thread and residual_s > UNEXPLAINED * cell.step_s:
+            share = f"{percent(residual_s / cell.step_s)} of the step"
+            cell.first.append(f"a thread loads the batches, and the training waits for it outside all laps, {share}")
+        if cell.unsteady:
+            more = f" (and {len(cell.unsteady) - 1} more)" if len(cell.unsteady) > 1 else ""
+            disturbed = f"run {cell.unsteady[0]} was disturbed{more}"
+            cell.first.append(f"{disturbed}, so that no advice follows from its times")
         cells.append(Row(**vars(cell), **_communication(cell, recorded)))
     timed = (cell for cell in cells if cell.workers == 1 and cell.outside is not None and cell.outside.where)
     alone = next(timed, None)
     for cell in cells:
         cell.outside_alone_s = alone.outside.gap_s if alone else None
     return cells
-
-
-def _first(cell: Row, point: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a reader must know before any number of a cell."""
-    yield from culprits.told(point)
-    if cell.loader_thread and (cell.parts_s["residual"] or 0.0) > UNEXPLAINED * cell.step_s:
-        share = percent((cell.parts_s["residual"] or 0.0) / cell.step_s)
-        yield f"a thread loads the batches, and the training waits for it outside all laps, {share} of the step"
-    if cell.unsteady:
-        more = f" (and {len(cell.unsteady) - 1} more)" if len(cell.unsteady) > 1 else ""
-        yield f"run {cell.unsteady[0]} was disturbed{more}, so that no advice follows from its times"
 
 
 def _communication(cell: Row, runs: Sequence[RunAccount]) -> dict[str, Any]:
@@ -246,18 +231,12 @@ def _slow(cell: Row, looked: Sequence[Inspection | str]) -> Row:
         run = max(seen, key=lambda each: (bool(seen[each].slow), seen[each].delay_s, bool(seen[each].balanced)))
         late = seen[run]
     ends = {name: stats.finite_or_none(getattr(late, name)) for name in ("delay_low_s", "delay_high_s", "resolution_s")}
-    return Row(
-        **{name: getattr(cell, name) for name in ("series", "workers")},
-        **{name: getattr(late, name) for name in ("balanced", "period_s", "delay_s")},
-        **ends,
-        run=run,
-        looked_at=len(looked),
-        why_not=why_not,
-        ranks=late.named,
-        named_in=sum(late.slow[0] in each.slow for each in seen.values()) if late.slow else 0,
-        chance=1 / (len(late.ranks) or cell.workers),
-        waiting_s=None if late.skew_s is None else late.skew_s["mean"],
-    )
+    row = Row(series=cell.series, workers=cell.workers, run=run, looked_at=len(looked), why_not=why_not, **ends)
+    vars(row).update({name: getattr(late, name) for name in ("balanced", "period_s", "delay_s")})
+    row.ranks, row.chance = late.named, 1 / (len(late.ranks) or cell.workers)
+    row.named_in = sum(late.slow[0] in each.slow for each in seen.values()) if late.slow else 0
+    row.waiting_s = None if late.skew_s is None else late.skew_s["mean"]
+    return row
 
 
 def _growth(table: pd.DataFrame, cells: Sequence[Row]) -> tuple[tuple[Row, ...], str]:
@@ -348,7 +327,7 @@ _TRY = {
     "data": "look at its data loader, and at the disk that it reads from",
     "residual": "look at what the script does there beside training: logging, checkpoints, evaluation",
 }
-"""For a slow rank, by the lap in which it is slow (stragglers.CAUSES)."""
+"""For a slow rank, by the lap in which it is slow (rank_steps.CAUSES)."""
 _COMPUTES = "is its core or GPU shared with other programs, or clocked lower, or does the script do more on it"
 _FIRST = {"apart": -1, "withheld": -1, "undivided": 0, **dict.fromkeys(("threads", "outside", "stalls", "tensors"), 1)}
 """Rules that say that numbers are of something else (< 1), or of one cause of many; the others go by their gain."""

@@ -1,4 +1,4 @@
-"""Step rows of several ranks laid side by side, cut at the ends of synchronisations.
+"""Step rows of several ranks laid side by side, cut at the ends of synchronisations; which rank is slow.
 
 A collective lets all ranks go together, so their steps are equally long whoever is late. What differs is the time that
 a rank needs from the end of one synchronisation to the moment its gradients are ready for the next:
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from horovod_study.analysis import stats
 from horovod_study.analysis.stats import Floats
 from horovod_study.config.run import LAPS
 from horovod_study.errors import AnalysisError
@@ -137,13 +138,8 @@ def ready_steps(
             "are needed, run it for more steps"
         )
     own = laps["update_s"][follows - 1] + sum(laps[f"{lap}_s"][follows] for lap in BEFORE_SYNC[1:])
-    return SimpleNamespace(
-        step=step[follows],
-        own_s=own,
-        sync_s=laps["sync_s"][follows],
-        backward_s=laps["backward_s"][follows],
-        captured=captured,
-    )
+    told = {name: laps[name][follows] for name in ("sync_s", "backward_s")}
+    return SimpleNamespace(step=step[follows], own_s=own, **told, captured=captured)
 
 
 def settings_of(effective: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,6 +198,7 @@ def align(
         if own is not common:
             places[rank] = np.arange(len(rows[rank]["step"]))[places[rank]][np.searchsorted(own, common)]
     few = f"has fewer than {max(1, fewest):,} recorded steps from step {from_step:,} on"
+    whys = {rank: (missing or {}).get(rank, few) for rank in range(workers) if rank not in steps}
     found = RankSteps(
         workers=workers,
         hosts=tuple(hosts[rank] if rank < len(hosts) >= workers else "" for rank in places),
@@ -211,7 +208,7 @@ def align(
         epoch=np.asarray(epoch, dtype=np.int64),
         known=frozenset(),
         follows=np.concatenate([[False], (np.diff(common) == 1) & (np.diff(epoch) == 0)]),
-        notes=tuple(_left_out(steps, common, range(workers), missing or {}, few)),
+        notes=tuple(_left_out(steps, common, whys)),
     )
     # Columns that all ranks know, and the largest gap before each step but the first, of one rank after the other.
     known, two_clocks = {"begin_s", *(f"{lap}_s" for lap in PARTS)}, False
@@ -229,14 +226,9 @@ def align(
 
 
 def _left_out(
-    steps: Mapping[int, NDArray[np.int64]],
-    common: NDArray[np.int64],
-    ranks: Sequence[int],
-    missing: Mapping[int, str],
-    few: str,
+    steps: Mapping[int, NDArray[np.int64]], common: NDArray[np.int64], whys: Mapping[int, str]
 ) -> Iterator[str]:
-    """Yield which of all `ranks` and steps are not among `common`; `steps`: those of each rank that is."""
-    whys = {rank: missing.get(rank, few) for rank in ranks if rank not in steps}
+    """Yield which ranks, with `whys`, and steps are not among `common`; `steps`: those of each rank that is."""
     for why in dict.fromkeys(whys.values()):
         yield f"left out: {rank_words([rank for rank in whys if whys[rank] == why])}: {why}"
     most = max(len(own) for own in steps.values())
@@ -269,3 +261,281 @@ def rank_words(ranks: Sequence[int]) -> str:
     """Return `rank 1` or `ranks 0, 2 and 3`; of many, the first and how many more."""
     names = [str(rank) for rank in ranks[:8]] + ([f"{len(ranks) - 8:,} more"] if len(ranks) > 8 else [])
     return f"rank{'s' * (len(names) > 1)} {listed(names)}"
+
+
+# --------------------------------------------------------------------------------------------------- which rank is slow
+
+WORTH = 0.01  # a lateness below this share of the step is not worth mentioning
+_BLOCKS = (8, 20)
+_STEPS_PER_BLOCK = 25
+_MOST_OF_IT = 0.5
+_COMPUTING = ("compute", "forward", "backward", "update")
+CAUSES = {
+    "data": "loading its batch",
+    "compute": "computing (one CUDA graph)",
+    "forward": "computing forward",
+    "backward": "computing backward",
+    "update": "updating the parameters",
+    "residual": "outside all laps",
+    "computing": "computing (forward, backward and update)",
+    "several": "in several laps",
+}
+"""Where a rank loses its time, in words."""
+
+
+class Lateness(SimpleNamespace):
+    """How one rank compares with the others; its attributes are the keys of its document. Times in s per step.
+
+    rank, host. own_s, wait_s: means of its own time and of its wait for the last rank. value_s, low_s, high_s: the
+    lateness with its 95 % interval, negative where it is earlier than the others; certain_s: what it is at least,
+    allowing for all ranks that were looked at. last_share: of the steps in which it was the last (ties are shared);
+    last_p: the chance of that among equal ranks, if steps were independent. laps_s: what each lap adds to the lateness.
+    cause: a key of CAUSES for a named or balanced rank, else empty; cause_s, cause_low_s, cause_high_s: by how much it
+    is late in these laps, as floor or median over steps, or as mean where that only is beyond doubt. quickest_s:
+    lateness of its quickest tenth of steps, of all laps together. balanced: longer in the laps of `cause` and shorter
+    in others, so that it is not late.
+    """
+
+
+class Stragglers(SimpleNamespace):
+    """What was found in F steps of R ranks, in s.
+
+    verdict: named, none, or unknown, with why_not in words; notes: what a reader must know. steps: F, in blocks of
+    block_steps; laps: that `own` consists of. period_s: mean, from the end of a synchronisation to the end of the next;
+    skew_s: its mean, median, p90; spread_s: mean wait of each step's first rank. ranks: a Lateness each; slow: the
+    named ranks, the slowest first. resolution_s: a lateness that would certainly have been named. delay_s: by how much
+    a step would be shorter if the named ranks were as quick as the middle one, with its 95 % interval from the means of
+    blocks.
+    """
+
+    DOCUMENT = (
+        "verdict why_not steps block_steps notes laps period_s skew_s skew_share spread_s resolution_s slow ranks"
+    )
+
+    why_not, notes, laps = "", (), ()
+    ranks: tuple[Lateness, ...] = ()
+    slow: tuple[int, ...] = ()
+    skew_s: dict[str, float] | None = None
+    steps = block_steps = 0
+    period_s = spread_s = resolution_s = delay_low_s = delay_high_s = math.nan
+    delay_s = 0.0
+
+    @property
+    def skew_share(self) -> float:
+        """Return the mean skew as a share of the step; NaN where there is none."""
+        return math.nan if self.skew_s is None else self.skew_s["mean"] / self.period_s
+
+    @property
+    def named(self) -> tuple[Lateness, ...]:
+        """Return the ranks that are slower than the others, the slowest first."""
+        return tuple(each for rank in self.slow for each in self.ranks if each.rank == rank)
+
+    @property
+    def balanced(self) -> tuple[Lateness, ...]:
+        """Return the ranks that are longer in some laps and shorter in others, the longest first."""
+        return tuple(sorted((each for each in self.ranks if each.balanced), key=lambda each: -each.cause_s))
+
+
+def find_stragglers(rows: RankSteps) -> Stragglers:
+    """Compare the ranks' own times over the steps that follow another of their stretch.
+
+    For step k and rank r, wait[r, k] is the max over ranks of own[k] less own[r, k]; the skew of k is its mean over
+    ranks: this part of a synchronisation is waiting, not communicating. The lateness of r is the mean over steps of
+    own[r] less the same of the middle one of the other ranks. Intervals are Student's t over means of blocks, for steps
+    are correlated. A rank is named when its lateness is above zero allowing for all ranks (Bonferroni), and at least
+    1 % of the step. Where ranks share cores the sum of laps scatters more than a rank is late, so each lap is looked at
+    by itself too, by its median over steps and by its floor, the difference of 10 % quantiles: a rank is also named
+    when the laps that are longer beyond doubt, after allowing for all laps of all ranks, make it late by 1 % of the
+    step, unless the others make up for half of that. Then it is *balanced*: longer, not late. So is one of two or three
+    ranks that is late with its data only, where another computes longer by half as much or more: who comes to the
+    processes of its loader earlier waits for them longer.
+
+    The verdict is `unknown`, with the reason, where there are fewer than two ranks or 20 such steps, or where no lap
+    distinguishes the ranks.
+    """
+    steps, laps = int(rows.follows.sum()), rows.own_laps()
+    # Steps in which a rank waited for others; all where the wait is not visible.
+    together = steps if rows.sync_s is None else int((rows.sync_s[rows.follows] > 0).any(axis=1).sum())
+    unknown = {
+        "one worker has nobody to wait for": rows.workers == 1,
+        "the rows of one rank only are there": len(rows.ranks) < 2,
+        f"{steps} steps follow another of their stretch; at least {MIN_STEPS} are needed": steps < MIN_STEPS,
+        NO_EXCHANGE: not together,
+        "the wait for the others is not visible, and no lap is certainly before it": not laps,
+    }
+    if why := next((why for why, holds in unknown.items() if holds), ""):
+        return Stragglers(verdict="unknown", why_not=why, notes=rows.notes, steps=steps)
+    notes = list(rows.notes)
+    if together < 0.5 * steps:
+        notes.append(f"the ranks exchange something in {together:,} of {steps:,} steps; in the others no rank waits")
+    if rows.sync_s is None:
+        only = f"only {', '.join(laps)} can be compared: a rank that is slow elsewhere is not seen"
+        notes.append(f"the synchronisation is not visible, and the wait for the others is inside another lap: {only}")
+    table = np.stack(list(laps.values()))  # (laps, F, R)
+    own: Floats = table.sum(axis=0)  # (F, R)
+    waits = own.max(axis=1, keepdims=True) - own
+    skew = waits.mean(axis=1)
+    # Without the synchronisation `own` is a part of the step only.
+    whole = rows.step_s[rows.follows] if rows.sync_s is None else own + rows.sync_s[rows.follows]
+    period = float(whole.mean())
+    count = min(max(steps // _STEPS_PER_BLOCK, _BLOCKS[0]), _BLOCKS[1])
+    blocks = np.array_split(np.arange(steps), count)
+    found = [_lateness(place, rows, table, waits, blocks, WORTH * period) for place in range(len(rows.ranks))]
+    longest_s = max((each.cause_s for each in found if each.cause not in ("", "data")), default=0.0)
+    for each in found:
+        # Late with its data only, because another is longer elsewhere and it comes to its loader earlier; of more than
+        # three ranks it is compared with one that comes as early as itself.
+        if each.cause == "data" and len(found) <= 3 and longest_s >= _MOST_OF_IT * each.cause_s:
+            each.balanced = True
+    # In all, where that is beyond doubt, else in the laps of its cause.
+    late_s = {each.rank: float(each.value_s if each.certain_s > 0 else each.cause_s) for each in found}
+    slow = sorted((each for each in found if each.cause and not each.balanced), key=lambda each: -late_s[each.rank])
+    even = own - np.array([late_s[each.rank] if each in slow else 0.0 for each in found])
+    delays = own.max(axis=1) - even.max(axis=1)
+    delay = stats.student([delays[block].mean() for block in blocks]) if slow else stats.Interval(value=0.0)
+    skews = {"mean": float(skew.mean()), "median": float(np.median(skew)), "p90": float(np.quantile(skew, 0.9))}
+    seen = Stragglers(verdict="named" if slow else "none", notes=tuple(notes), steps=steps, laps=tuple(laps))
+    seen.ranks, seen.slow, seen.block_steps = tuple(found), tuple(each.rank for each in slow), steps // len(blocks)
+    seen.period_s, seen.spread_s, seen.skew_s = period, float(waits.max(axis=1).mean()), skews
+    seen.resolution_s = max(WORTH * period, *(each.value_s - each.certain_s for each in found))
+    seen.delay_s, seen.delay_low_s, seen.delay_high_s = float(delays.mean()), delay.low, delay.high
+    return seen
+
+
+def _lateness(
+    place: int, rows: RankSteps, table: Floats, waits: Floats, blocks: list[NDArray[np.int64]], worth_s: float
+) -> Lateness:
+    """Compare the rank at a place with the others; it is named from a lateness of `worth_s` on."""
+    laps, own = rows.told_laps(), table.sum(axis=0)
+    # The middle one of the others: the mean of two where their number is even.
+    others = [each for each in np.argsort(own.mean(axis=0), kind="stable") if each != place]
+    middle = others[(len(others) - 1) // 2 : len(others) // 2 + 1]
+    later = _Later(laps, table[:, :, place], table[:, :, middle], blocks, ranks=len(rows.ranks))
+    total, error = later.over(_mean, laps)
+    mean = stats.around(total, error, later.freedom)
+    certain_s = total - stats.t_quantile(1 - 0.025 / len(rows.ranks), later.freedom) * error
+    cause, there, balanced = later.cause(worth_s, named=certain_s > 0 and total >= worth_s)
+    last = waits <= 0  # (F, R)
+    share = float((last[:, place] / last.sum(axis=1)).mean())
+    last_p = stats.binomial_tail(round(share * len(last)), len(last), 1 / len(rows.ranks))
+    own_s, wait_s = (float(each[:, place].mean()) for each in (own, waits))
+    found = Lateness(rank=rows.ranks[place], host=rows.hosts[place], own_s=own_s, wait_s=wait_s)
+    vars(found).update(last_share=share, last_p=last_p, laps_s={lap: later.mean([lap]).value for lap in laps})
+    vars(found).update(cause=cause, quickest_s=later.over(_floor, laps)[0], value_s=total, low_s=mean.low)
+    vars(found).update(high_s=mean.high, certain_s=certain_s, balanced=balanced)
+    vars(found).update(there.named("cause_s", "cause_low_s", "cause_high_s"))
+    return found
+
+
+class _Later:
+    """By how much one of R ranks is later than the others in each of L laps of F steps, in s."""
+
+    def __init__(
+        self, laps: Sequence[str], own: Floats, middle: Floats, blocks: list[NDArray[np.int64]], *, ranks: int
+    ) -> None:
+        """`own` has shape (L, F), `middle` (L, F, 1 or 2): of the middle ones of the others."""
+        self._laps, self._own, self._middle, self._blocks, self._ranks = laps, own, middle, blocks, ranks
+        self.freedom = len(blocks) - 1.0
+
+    def over(self, rule: Callable[[Floats, Floats], float], laps: Sequence[str]) -> tuple[float, float]:
+        """Return what `rule` makes of these laps together, of (F,) and (F, 1 or 2), with its standard error."""
+        places = [self._laps.index(lap) for lap in laps]
+        own, middle = self._own[places].sum(axis=0), self._middle[places].sum(axis=0)
+        of_blocks = np.array([rule(own[each], middle[each]) for each in self._blocks])
+        return float(rule(own, middle)), float(stats.standard_error(of_blocks))
+
+    def mean(self, laps: Sequence[str]) -> stats.Interval:
+        """Return by how much the rank is later in these laps together, as a mean over steps."""
+        return stats.around(*self.over(_mean, laps), self.freedom)
+
+    def _usual(self, laps: Sequence[str]) -> tuple[float, float]:
+        """Return by how much the rank is usually later in these laps together, with its standard error.
+
+        It is the floor, where that is the more certain one and the median agrees: the same in every step. Else, as of
+        a rank that is late in most steps only, it is the median.
+        """
+        median, error = self.over(lambda own, middle: float(np.median(own - middle.mean(axis=1))), laps)
+        floor, floor_error = self.over(_floor, laps)
+        agrees = abs(floor - median) <= stats.t_quantile(0.975, self.freedom) * error
+        return (floor, floor_error) if agrees and floor_error < error else (median, error)
+
+    def cause(self, worth_s: float, *, named: bool) -> tuple[str, stats.Interval, bool]:
+        """Return where the rank is longer, by how much there, and whether other laps make up for it; "": nowhere.
+
+        `named`: that it is late is known from the mean of all laps.
+        """
+        usual = {lap: self._usual([lap]) for lap in self._laps}
+        # Each lap is looked at by its median and by its floor.
+        margin = stats.t_quantile(1 - 0.025 / (2 * self._ranks * len(self._laps)), self.freedom)
+        sure = {lap: value for lap, (value, error) in usual.items() if value > margin * error}
+        there_s, rest = sum(sure.values()), [lap for lap in self._laps if lap not in sure]
+        made_up_for = bool(rest) and self.mean(rest).high < -_MOST_OF_IT * there_s
+        whole = self.mean(self._laps).value
+        by_lap = there_s >= worth_s and not (named and (made_up_for or there_s < _MOST_OF_IT * whole))
+        if not (by_lap or named):
+            return "", stats.Interval(value=math.nan), False
+        means = sure if by_lap else {lap: self.mean([lap]).value for lap in self._laps}
+        cause = _where(means, there_s if by_lap else whole)
+        laps = [cause] if cause in self._laps else self._laps
+        if cause == "computing":
+            laps = [lap for lap in self._laps if lap in _COMPUTING]
+        if by_lap:
+            return cause, stats.around(*self._usual(laps), self.freedom), made_up_for
+        return cause, self.mean(laps), False
+
+
+def _mean(own: Floats, middle: Floats) -> float:
+    return float(own.mean() - middle.mean())
+
+
+def _floor(own: Floats, middle: Floats) -> float:
+    place = round(0.1 * (len(own) - 1))  # the quantile that only undisturbed steps determine
+    return float(np.partition(own, place)[place] - np.partition(middle, place, axis=0)[place].mean())
+
+
+def _where(laps_s: Mapping[str, float], value_s: float) -> str:
+    """Return the lap, or the kind of laps, that makes more than half of a lateness."""
+    lap, most = max(laps_s.items(), key=lambda each: each[1])
+    computing = sum(laps_s.get(each, 0.0) for each in _COMPUTING)
+    if most > _MOST_OF_IT * value_s and not (lap in _COMPUTING and most < 0.8 * computing):
+        return lap
+    return "computing" if computing > _MOST_OF_IT * value_s else "several"
+
+
+def pop(useful_s: Sequence[float] | Floats, runtime_s: float) -> SimpleNamespace:
+    """Return the POP efficiencies of ranks that did useful work for `useful_s` each in `runtime_s`, dimensionless:
+    load_balance (mean useful / max useful), communication (max useful / runtime), and parallel, their product.
+
+    Known answer: 1, 1, 1, 0.6 s in 1.25 s make 0.90, 0.80, 0.72. The split of `communication` into serialisation and
+    transfer needs a run on an ideal network, and is not made. https://co-design.pop-coe.eu/metrics
+    """
+    useful = np.asarray(useful_s, dtype=np.float64)
+    load_balance, communication = float(useful.mean() / useful.max()), float(useful.max() / runtime_s)
+    return SimpleNamespace(
+        load_balance=load_balance, communication=communication, parallel=load_balance * communication
+    )
+
+
+def waiting(rows: RankSteps) -> tuple[SimpleNamespace | None, float]:
+    """Return the POP efficiencies of the steps that follow another, and the mean skew in s, None and NaN where unknown.
+
+    Useful is `own`, all of it: loading and the unexplained part too; the runtime is that of the slowest rank. Neither
+    is known where the wait is not visible, and a skew of fewer than 20 steps is a guess. At any time a few columns of
+    one rank are in memory.
+    """
+    steps, laps = int(rows.follows.sum()), rows.told_laps()
+    if "sync_s" not in rows.known or not (steps and laps):
+        return None, math.nan
+    useful_s, runtime_s, last = [], [], np.full(steps, -math.inf)
+    for rank in rows.ranks:
+        column, own = rows.columns(rank), np.zeros(steps)
+        for lap in laps:
+            values = column(f"{lap}_s")
+            own += values[:-1][rows.follows[1:]] if lap == "update" else values[rows.follows]
+        useful_s.append(float(own.sum()))
+        runtime_s.append(useful_s[-1] + float(column("sync_s")[rows.follows].sum()))
+        np.maximum(last, own, out=last)
+    if runtime_s == useful_s:  # nothing was ever exchanged
+        return None, math.nan
+    skew_s = (float(last.sum()) - math.fsum(useful_s) / len(useful_s)) / steps if steps >= MIN_STEPS else math.nan
+    return pop(useful_s, max(runtime_s)) if max(useful_s) > 0 else None, skew_s

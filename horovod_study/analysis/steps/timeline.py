@@ -154,18 +154,13 @@ def decompose(events: Sequence[Mapping[str, Any]], *, source: str, doubts: Itera
         f"{activity}": int((own["begin"] >= own["end"].cummax().shift(fill_value=-math.inf)).sum())
         for activity, own in moved[moved["phase"] == "operation"].sort_values(["begin", "end"]).groupby("activity")
     }
-    return Timeline(
-        steps=steps,
-        collectives=sum(counts.values()),
-        busy_s=busy_s,
-        together={name: {"per_step_s": s, "share": s / busy_s if busy_s else None} for name, s in together.items()},
-        operations=operations,
-        cycles={"count": len(cycles), "median_s": float(np.median(np.diff(cycles))) if len(cycles) > 1 else None},
-        last_rank=dict(sorted(last.items())) or None,
-        tensors=_tensors(moved),
-        table=_table(pieces, steps),
-        doubts=[*doubts, *said],
-    )
+    told = Timeline(steps=steps, collectives=sum(counts.values()), busy_s=busy_s)
+    told.together = {name: {"per_step_s": s, "share": s / busy_s if busy_s else None} for name, s in together.items()}
+    median_s = float(np.median(np.diff(cycles))) if len(cycles) > 1 else None
+    told.operations, told.cycles = operations, {"count": len(cycles), "median_s": median_s}
+    told.last_rank = dict(sorted(last.items())) or None
+    told.tensors, told.table, told.doubts = _tensors(moved), _table(pieces, steps), [*doubts, *said]
+    return told
 
 
 def _collect(

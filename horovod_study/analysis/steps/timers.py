@@ -38,15 +38,10 @@ def timer_cost(case: Mapping[str, Any], *, limit_percent: float = 0.5) -> dict[s
         # The writing's own scatter is added in square: it is timed apart from the blocks.
         spread = math.hypot(math.exp(mean) * error, written[1] / base_s, ours[1] / base_s)
         half = half_width(spread, freedom) if len(logs) >= 5 else None
-        return {
-            "way": name,
-            "step_s": float(np.median(blocks[name])) + written[0],
-            "percent": 100 * center,
-            "low": None if half is None else 100 * (center - half),
-            "high": None if half is None else 100 * (center + half),
-            "writing_percent": 100 * more,
-            "calls_us": 1e6 * case["calls_s"][name] if name in case["calls_s"] else None,
-        }
+        low, high = (None if half is None else 100 * (center + side * half) for side in (-1, 1))
+        calls_us = 1e6 * case["calls_s"][name] if name in case["calls_s"] else None
+        told = {"way": name, "step_s": float(np.median(blocks[name])) + written[0], "percent": 100 * center}
+        return {**told, "low": low, "high": high, "writing_percent": 100 * more, "calls_us": calls_us}
 
     control = overhead("control")
     half = None if control["low"] is None else (control["high"] - control["low"]) / 2

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.lines import Line2D
 
 from horovod_study.analysis.study import Analysis
-from horovod_study.analysis.sync.transports import RESOLVED
+from horovod_study.analysis.sync.synchronisation import RESOLVED
 from horovod_study.report.figures.scaling import INTERVAL
 from horovod_study.report.grammar import Curve, Figure, Guide, Panel, Points, spread
 from horovod_study.report.kit import panels as kit

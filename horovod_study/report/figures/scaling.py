@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from horovod_study.analysis.forecast.study_forecast import CURVE, FORECAST, MEASURED
+from horovod_study.analysis.forecast.recommendation import CURVE, FORECAST, MEASURED
 from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.series.points import baseline_words
 from horovod_study.analysis.series.turns import alternated, ratios_are

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from horovod_study.analysis.simulate.calibration import Calibration
-from horovod_study.analysis.simulate.step import PARTS
+from horovod_study.analysis.simulate.scaling import PARTS, Scenario
 from horovod_study.records import facts, finite
 from horovod_study.report.grammar import Figure, Guide, Panel, Points, of_bars, spread
 from horovod_study.report.kit import style
@@ -32,7 +31,7 @@ LOOKS = {
 }
 
 
-def content(table: pd.DataFrame, calibration: Calibration, doubts: Sequence[str]) -> dict[str, Any]:
+def content(table: pd.DataFrame, calibration: Scenario, doubts: Sequence[str]) -> dict[str, Any]:
     """Return everything as plain values, None for what is not known: constants, scenarios -> rows, doubts."""
     rows = table.groupby("scenario", sort=False)
     return {
@@ -43,9 +42,9 @@ def content(table: pd.DataFrame, calibration: Calibration, doubts: Sequence[str]
     }
 
 
-def constants(calibration: Calibration) -> dict[str, Any]:
+def constants(calibration: Scenario) -> dict[str, Any]:
     """Return the constants of the baseline as plain values."""
-    it = calibration.scenario
+    it = calibration
     return {
         **facts(it, "scaling", "batch"),
         "compute_s": it.compute.mean_s,
@@ -69,7 +68,7 @@ def constants(calibration: Calibration) -> dict[str, Any]:
     }
 
 
-def text(table: pd.DataFrame, calibration: Calibration) -> str:
+def text(table: pd.DataFrame, calibration: Scenario) -> str:
     """Return the constants and a table per scenario for a terminal."""
     blocks, heads = [_constant_lines(calibration, several=bool((table["nodes"] > 1).any()))], set[str]()
     for place, (name, own) in enumerate(table.groupby("scenario", sort=False)):
@@ -86,9 +85,9 @@ def text(table: pd.DataFrame, calibration: Calibration) -> str:
     return "\n\n".join("\n".join(lines) for lines in blocks)
 
 
-def _constant_lines(calibration: Calibration, *, several: bool) -> list[str]:
+def _constant_lines(calibration: Scenario, *, several: bool) -> list[str]:
     """Return what the simulation begins with; `several`: some of it is on several nodes."""
-    it, sources = calibration.scenario, calibration.sources
+    it, sources = calibration, calibration.sources
     scatter = f"{it.compute.steps:,} times" if it.compute.steps else f"cv {it.compute.cv:g}"
     sent = "after backward" if it.buckets == 1 else f"in {it.buckets} buckets during backward"
     inside, between = (
@@ -139,7 +138,7 @@ def _range(row: Mapping[Any, Any], name: str, write: Callable[[float], str]) -> 
 
 
 def write_simulation(
-    table: pd.DataFrame, calibration: Calibration, doubts: Sequence[str], directory: Path, *, look: style.FigureFormat
+    table: pd.DataFrame, calibration: Scenario, doubts: Sequence[str], directory: Path, *, look: style.FigureFormat
 ) -> list[Path]:
     """Write simulation.csv, .json, .txt and the figure (.pdf, .svg, .png) with its caption; return the paths."""
     drawn = drawing(table, calibration)
@@ -152,9 +151,9 @@ def write_simulation(
     return write_result(directory, texts, {NAME: drawn.draw}, look=look)
 
 
-def drawing(table: pd.DataFrame, calibration: Calibration) -> Figure:
+def drawing(table: pd.DataFrame, calibration: Scenario) -> Figure:
     """Return speedup, efficiency and the parts of the step against workers."""
-    it, sources = calibration.scenario, calibration.sources
+    it, sources = calibration, calibration.sources
     names = list(map(str, dict.fromkeys(table["scenario"])))
     looks = {
         name: replace(look, dash=style.EXTRAPOLATED_DASH if place and look.dash == "-" else look.dash)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from horovod_study.analysis.machine.usage import SLICES
+from horovod_study.analysis.machine.resources import SLICES
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.figures.scaling import against_workers
 from horovod_study.report.grammar import Curve, Figure, Panel, Points, spread

@@ -21,7 +21,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from horovod_study import __version__
-from horovod_study.analysis.forecast.study_forecast import FORECAST
+from horovod_study.analysis.forecast.recommendation import FORECAST
 from horovod_study.analysis.series.points import REPORTED
 from horovod_study.analysis.series.turns import ratios_are
 from horovod_study.analysis.study import Analysis

@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from horovod_study.analysis.forecast.holdout import COMBINED
-from horovod_study.analysis.forecast.study_forecast import FORECAST
+from horovod_study.analysis.forecast.recommendation import FORECAST
 from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.series.points import FLAGS, REPORTED, baseline_words
 from horovod_study.analysis.series.turns import ratios_are
