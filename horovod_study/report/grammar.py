@@ -30,7 +30,7 @@ from horovod_study.files import write_file, writing
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
 from horovod_study.report.kit.files import FORMATS, write_result
-from horovod_study.report.kit.interactive import belongs, mark, tips
+from horovod_study.report.kit.panels import belongs, mark, tips
 from horovod_study.text.numbers import percent, rounded
 from horovod_study.text.words import plural
 

@@ -1,7 +1,7 @@
 """A table as a value: declared columns, rows of texts in groups, what is said above and below.
 
 A column says in one word how its cells are made (KINDS); alignment, rounding and dashes follow from that. `to_lines`
-prints a table in a terminal; report/kit/typeset.py writes the same value as LaTeX, CSV and HTML.
+prints a table in a terminal; report/kit/files.py writes the same value as LaTeX, CSV and HTML.
 """
 
 import io

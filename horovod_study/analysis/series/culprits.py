@@ -23,7 +23,7 @@ Kind = Literal[
     "table", "cause", "outside", "hidden", "steps", "superlinear", "missing", "baseline", "unsteady", "versions",
     "parts", "nodes", "energy", "other",
 ]  # fmt: skip
-"""What a doubt is about, the worst first; report/page/doubts.py says of each what to do."""
+"""What a doubt is about, the worst first; report/page/tables.py says of each what to do."""
 
 
 class Doubt(str):

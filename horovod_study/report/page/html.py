@@ -32,12 +32,11 @@ from horovod_study.report import against as compared
 from horovod_study.report.figures import convergence
 from horovod_study.report.figures.catalogue import drawings, write_figures
 from horovod_study.report.grammar import Figure
-from horovod_study.report.kit.interactive import css_name, inline, script_json
+from horovod_study.report.kit.files import to_html
+from horovod_study.report.kit.panels import css_name, inline, script_json
 from horovod_study.report.kit.style import DARK, SCREEN_WIDTH_IN, series_labels
-from horovod_study.report.kit.typeset import to_html
-from horovod_study.report.page.doubts import told_doubts
 from horovod_study.report.page.sentences import headline, jumped, learned, outside, sentences, subheadline, waiting
-from horovod_study.report.page.tables import tables, write_tables
+from horovod_study.report.page.tables import tables, told_doubts, write_tables
 from horovod_study.text.numbers import THIN, fixed, short_rate
 from horovod_study.text.tables import Cell, Column, Group, Table
 from horovod_study.text.words import cut, listed, plural

@@ -12,8 +12,7 @@ from horovod_study.analysis.sync.boundary import DIRECT, INDIRECT
 from horovod_study.analysis.sync.transports import RESOLVED
 from horovod_study.records import COMMAND
 from horovod_study.report.kit.style import LAPS, series_labels
-from horovod_study.report.page.doubts import told_doubts
-from horovod_study.report.page.tables import place, tables
+from horovod_study.report.page.tables import place, tables, told_doubts
 from horovod_study.text.numbers import (
     THIN,
     known,
