@@ -254,5 +254,5 @@ def test_the_roofline_stands_in_the_figures_of_a_study(study):
 def test_nothing_is_cut_off_at_text_width_and_at_column_width(study, width_in):
     made = figures_of(causes, study)
 
-    assert {each.name for each in made} == {"breakdown", "losses", "roofline", "network", "usage", "load"}
+    assert {each.name for each in made} == {"breakdown", "losses", "roofline", "network", "resources", "usage", "load"}
     assert [text for each in made for text in complaints(drawn(each, width_in), each.name)] == []

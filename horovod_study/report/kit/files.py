@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from markupsafe import Markup, escape
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -110,6 +111,15 @@ def as_latex(figure: Figure) -> None:
         labels = (axis.get_minor_formatter() if minor else axis.get_major_formatter()).format_ticks(places)
         axis.set_ticks(places, labels=[*map(escaped, labels)], minor=minor)
 
+
+TEMPLATES = Environment(
+    loader=PackageLoader("horovod_study", "report/page/templates"),
+    undefined=StrictUndefined,
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+"""What makes pages: every text in them is escaped."""
 
 PACKAGES = ("array", "booktabs", "graphicx", "longtable")
 """What the preamble of a document with these tables loads."""
@@ -275,67 +285,38 @@ def to_html(table: Table, *, groups: str = "Series", kind: str = "broad") -> Mar
     `groups` heads the titles of the groups, which are before their rows; without any title there is no such column.
     `kind`: the classes of the table; `broad` where its rows have several lines, `flat` where they have one.
     """
-    place = f"table-{table.name}"
     titled = any(group.title for group in table.groups)
     heads = [*([Column(groups, "text")] if titled else []), *table.columns]
-    lines = [
-        Markup('<p class="caption" id="{0}">{1}</p>\n').format(
-            place, ". ".join(filter(None, (table.title, table.caption)))
-        )
-        + Markup('<div class="scroll" role="region" aria-labelledby="{0}" tabindex="0">\n').format(place)
-        + Markup('<table aria-labelledby="{0}" class="{1}">').format(place, kind),
-        Markup("<thead><tr>")
-        + Markup("").join(
-            Markup('<th scope="col"{0}>{1}</th>').format(
-                _kinds(n=column.number, screen_only=column.page_only),
-                _broken([*column.head.split("\n"), *filter(None, [column.unit])]),
-            )
-            for column in heads
-        )
-        + Markup("</tr></thead>"),
-    ]
+    made = []
     for group in table.groups:
-        unprinted = [bool(getattr(row[0], "page_only", False)) for row in group.rows]
-        lines.append(Markup("<tbody{0}>").format(_kinds(screen_only=all(unprinted))))
-        title = Markup('<th scope="rowgroup" rowspan="{0}">{1}</th>').format(len(group.rows), _content(group.title))
-        for number, row in enumerate(group.rows):
-            begin = title if titled and number == 0 else ""
-            start = Markup("<tr{0}>").format(_kinds(screen_only=unprinted[number] and not begin))
-            lines.append(start + begin + Markup("").join(_cells(row, table.columns)) + Markup("</tr>"))
-        lines.append(Markup("</tbody>"))
-    notes = [Markup('<p class="under">{0}</p>').format(note) for note in table.notes]
-    return Markup("\n").join([*lines, Markup("</table>\n</div>"), *notes])
+        hidden = [["screen-only"] * bool(getattr(row[0], "page_only", False)) for row in group.rows]
+        rows = [
+            ([] if titled and place == 0 else hidden[place], [*_cells(row, table.columns)])
+            for place, row in enumerate(group.rows)
+        ]
+        made.append((group.title, ["screen-only"] * all(hidden), rows))
+    text = TEMPLATES.get_template("table.html.j2").render(
+        table=table,
+        kind=kind,
+        titled=titled,
+        groups=made,
+        heads=[([*each.head.split("\n"), *filter(None, [each.unit])], _looks(each, strong=False)) for each in heads],
+    )
+    return Markup(text.rstrip("\n"))
 
 
-def _kinds(**kinds: bool) -> Markup:
-    """Return the attribute class with the names of what is true."""
-    names = [name.replace("_", "-") for name, is_it in kinds.items() if is_it]
-    return Markup(' class="{0}"').format(" ".join(names)) if names else Markup("")
+def _looks(column: Column, *, strong: bool) -> list[str]:
+    """Return the classes of the cells of a column."""
+    return ["n"] * column.number + ["strong"] * (strong and column.strong) + ["screen-only"] * column.page_only
 
 
-def _broken(lines: Iterable[str]) -> Markup:
-    return Markup("<br>").join(escape(line) for line in lines)
-
-
-def _cells(row: tuple[str, ...], columns: tuple[Column, ...]) -> Iterable[Markup]:
+def _cells(row: tuple[str, ...], columns: tuple[Column, ...]) -> Iterator[tuple[str, Column, list[str], int]]:
+    """Yield text, column and classes of each cell, and over how many columns a warning goes, which is the last one."""
     for place, (text, column) in enumerate(zip(row, columns, strict=True)):
         if getattr(text, "warning", False):
-            rest = len(row) - place
-            spans = Markup(' colspan="{0}"').format(rest) if rest > 1 else ""
-            yield Markup('<td class="missing"{0}>{1}</td>').format(spans, _content(text))
+            yield text, column, ["missing"], len(row) - place
             return
         if column.interval:
             value, _, interval = text.partition(" ")
             text = Cell(value, interval, *getattr(text, "under", ()), doubts=getattr(text, "doubts", ()))
-        # A heading without words names nothing.
-        begin, end = ('th scope="row"', "th") if column.names and text != "" else ("td", "td")
-        kinds = _kinds(n=column.number, strong=column.strong, screen_only=column.page_only)
-        yield Markup("<{0}{1}>{2}</{3}>").format(Markup(begin), kinds, _content(text, code=column.code), end)
-
-
-def _content(text: str, *, code: bool = False) -> Markup:
-    content = _broken(text.split("\n"))
-    content = Markup("<code>{0}</code>").format(content) if code else content
-    content += Markup("").join(Markup("<small>{0}</small>").format(line) for line in getattr(text, "under", ()))
-    doubts = (Markup('<small class="missing">{0}</small>').format(line) for line in getattr(text, "doubts", ()))
-    return content + Markup("").join(doubts)
+        yield text, column, _looks(column, strong=True), 0

@@ -17,7 +17,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from horovod_study import __version__
@@ -32,7 +31,7 @@ from horovod_study.report import against as compared
 from horovod_study.report.figures import convergence
 from horovod_study.report.figures.catalogue import drawings, write_figures
 from horovod_study.report.grammar import Figure
-from horovod_study.report.kit.files import to_html
+from horovod_study.report.kit.files import TEMPLATES, to_html
 from horovod_study.report.kit.panels import css_name, inline, script_json
 from horovod_study.report.kit.style import DARK, SCREEN_WIDTH_IN, series_labels
 from horovod_study.report.page.sentences import headline, jumped, learned, outside, sentences, subheadline, waiting
@@ -118,9 +117,6 @@ def write_report(
 
 def render(analysis: Analysis, *, against: Any = None, printed: Sequence[Table] | None = None) -> str:
     """Return the page as text; equal analyses give equal pages. `printed`: its tables, where they are made already."""
-    lines: Any = dict.fromkeys(("autoescape", "trim_blocks", "lstrip_blocks"), True)
-    loader = PackageLoader("horovod_study", "report/page/templates")
-    environment = Environment(loader=loader, undefined=StrictUndefined, **lines)
     labels, printed = series_labels(analysis.points), tables(analysis) if printed is None else printed
     beside = [] if against is None else [compared.figure(against)]
     figures = {each.name: _figure(each) for each in (*beside, *drawings(analysis))}
@@ -132,7 +128,7 @@ def render(analysis: Analysis, *, against: Any = None, printed: Sequence[Table] 
         f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{own}'; img-src data:; base-uri 'none'; "
         "form-action 'none'"
     )
-    text = environment.get_template("report.html.j2").render(
+    text = TEMPLATES.get_template("report.html.j2").render(
         title=f"Scaling of {', '.join(provenance['studies'])}",
         eyebrow=[
             f"{plural(provenance['runs']['total'], 'run')} of {', '.join(provenance['studies'])}",
