@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from horovod_study.analysis.impossible import impossible
+from horovod_study.analysis.series.baselines import impossible
 from horovod_study.text.numbers import THIN, fixed, milliseconds, percent, rounded
 from horovod_study.text.words import plural
 

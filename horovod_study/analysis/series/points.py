@@ -837,7 +837,7 @@ def _doubt_failures(named: pd.DataFrame) -> Iterator[str]:
 
 
 def _doubt_impossible(known: pd.DataFrame) -> Iterator[str]:
-    """Say which throughputs and waits cannot be, by the one table of `analysis.impossible`."""
+    """Say which throughputs and waits cannot be, by the one table of `analysis.series.baselines`."""
     names = {"samples_per_s_median": "samples_per_s", "sync_s_median": "sync_s", "batch": "batch_size"}
     for series, rows in known[known["apart"] == ""].groupby("series", sort=False):
         table = rows[["workers", *names]].rename(columns=names)

@@ -167,16 +167,9 @@ def _sections(
         lead = leads.get(each.place, ())
         if (figures or tables or lead) if not each.drawn else figures:
             first = [] if figures or any(table.name in each.tables for table in tables) else tables[:1]
-            found.append(
-                {
-                    "place": each.place,
-                    "title": each.title,
-                    "lead": lead,
-                    "figures": figures,
-                    "more": more if each.more else [],
-                    "tables": [_table(table, in_sight=table.name in each.tables or table in first) for table in tables],
-                }
-            )
+            shown = [_table(table, in_sight=table.name in each.tables or table in first) for table in tables]
+            told = {"lead": lead, "figures": figures, "more": more if each.more else [], "tables": shown}
+            found.append({"place": each.place, "title": each.title, **told})
     return found
 
 

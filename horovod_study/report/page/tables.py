@@ -9,14 +9,14 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
 from operator import itemgetter
 from pathlib import Path
 from string import ascii_lowercase
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -36,26 +36,16 @@ from horovod_study.text.tables import NOTHING, SCALES, Cell, Column, Row, Table,
 from horovod_study.text.words import listed, plural
 
 
-class _Declared:
-    """A table: title, caption and columns, in which `_words` fills in what is in braces, and where its rows are from.
+def _declared(title: str, caption: str, *columns: Column, **how: Any) -> SimpleNamespace:
+    """Return a table: title, caption and columns, in which `_words` fills in what is in braces, and where its rows are
+    from.
 
     They are those of `frame` of the analysis, by default that of the table's name, for which `need` is known, or what
     `rows` makes. Columns of theirs that begin with an underscore are for the table alone: `_group` or the series and
     `_mode` is over some rows, with `_under` and `_doubts` below it. The others, or those of `keep`, are the CSV.
     """
-
-    def __init__(
-        self,
-        title: str,
-        caption: str,
-        *columns: Column,
-        frame: str = "",
-        need: str = "",
-        rows: Callable[[Analysis], pd.DataFrame] | None = None,
-        keep: str = "",
-    ) -> None:
-        self.title, self.caption, self.columns = title, caption, columns
-        self.frame, self.need, self.rows, self.keep = frame, need, rows, keep
+    told = {"title": title, "caption": caption, "columns": columns}
+    return SimpleNamespace(**{"frame": "", "need": "", "rows": None, "keep": "", **told, **how})
 
 
 def tables(analysis: Analysis, *only: str) -> list[Table]:
@@ -92,7 +82,7 @@ def _words(analysis: Analysis) -> dict[str, str]:
 
 
 def _made(
-    name: str, told: _Declared, analysis: Analysis, words: Mapping[str, str], labels: Mapping[str, str]
+    name: str, told: SimpleNamespace, analysis: Analysis, words: Mapping[str, str], labels: Mapping[str, str]
 ) -> Table | None:
     if told.rows is not None:
         rows = told.rows(analysis)
@@ -384,8 +374,8 @@ _GROWTH = (
     f"lap in it. {_95}."
 )
 
-_TABLES: Mapping[str, _Declared] = {
-    "points": _Declared(
+_TABLES: Mapping[str, SimpleNamespace] = {
+    "points": _declared(
         "Throughput, speedup and efficiency",
         "Medians over repeats; speedup and efficiency over {over_base}, of the same batch and data set, {ratios}. "
         "Step: mean; waiting for gradients: share of it. Outside: share of the training that is in no step "
@@ -411,7 +401,7 @@ _TABLES: Mapping[str, _Declared] = {
         "efficiency_wrapped_low efficiency_wrapped_high karp_flatt waiting_share outside_share_median "
         "whole_samples_per_s_median flags reasons",
     ),
-    "turns": _Declared(
+    "turns": _declared(
         "Speedups from turns",
         "Ratios to {over_base} within rounds of cells that alternate. Error of rounds: the standard error that they "
         "alone leave; launches: the standard deviation of what new processes change; cancelled: the share of both "
@@ -429,7 +419,7 @@ _TABLES: Mapping[str, _Declared] = {
         frame="points",
         need="turns_launches",
     ),
-    "laws": _Declared(
+    "laws": _declared(
         "Fitted scaling laws",
         f"Least squares on the median speedups over {{over_base}}; AICc compares laws of one series. {_95}. Linear: "
         "S = slope N + intercept; Amdahl: S = 1/(s + (1 \u2212 s)/N); Gustafson: S = s + (1 \u2212 s)N; USL: "
@@ -443,7 +433,7 @@ _TABLES: Mapping[str, _Declared] = {
         rows=_laws,
         keep="series law formula parameter value low high rmse aicc selected identifiable baseline",
     ),
-    "breakdown": _Declared(
+    "breakdown": _declared(
         "Parts of a training step",
         "Means over steps, workers and repeats, with lowest and highest repeat of the step in brackets. Waiting: from "
         "the end of a worker's own backward pass until the averaged gradients are there. A dash: inside the part "
@@ -452,7 +442,7 @@ _TABLES: Mapping[str, _Declared] = {
         rows=partial(_laps, ""),
     ),
     **{
-        name: _Declared(
+        name: _declared(
             f"What more workers add to a step, over one {{{kind}}} worker",
             _GROWTH.format(f"over_{kind}"),
             *(*_PLACE, _REPEATS, Column("Together", "interval", itemgetter("whole"), "ms"), *_LAPS),
@@ -460,7 +450,7 @@ _TABLES: Mapping[str, _Declared] = {
         )
         for name, kind in (("losttime", "base"), ("losttime-{other}", "other"))
     },
-    "balance": _Declared(
+    "balance": _declared(
         "Balance between the workers",
         "Medians over repeats. Parallel efficiency = load balance (mean over largest useful time of a worker) times "
         "communication efficiency (largest useful time over run time), after POP. Skew: from the mean to the last "
@@ -476,7 +466,7 @@ _TABLES: Mapping[str, _Declared] = {
         keep="series workers nodes repeats load_balance_median communication_efficiency_median "
         "parallel_efficiency_median skew_s_median",
     ),
-    "synchronisation": _Declared(
+    "synchronisation": _declared(
         "Waiting for gradients",
         "Medians over repeats of the mean over steps; per epoch: times the batches of an epoch. A dash: hidden "
         f"inside the backward pass. {_95}.",
@@ -488,7 +478,7 @@ _TABLES: Mapping[str, _Declared] = {
         Column("Median\nper epoch", "interval", "sync_per_epoch_s", "s"),
         rows=_synchronisation,
     ),
-    "boundary": _Declared(
+    "boundary": _declared(
         "What another node adds",
         "Waiting for gradients per step on fewer and on more nodes: medians over steps (means where a run has no "
         "median), then means over repeats. Direct: equal workers; "
@@ -504,7 +494,7 @@ _TABLES: Mapping[str, _Declared] = {
         Column("Jump of\nthe step", "interval", "step_jump_s step_low_s step_high_s", "ms", page_only=True),
         Column("Verdict", "text", lambda row: {True: "resolved", False: "not resolved"}.get(row["resolved"], NOTHING)),
     ),
-    "transports": _Declared(
+    "transports": _declared(
         "Backends compared, pair by pair",
         "Geometric means over pairs of runs of the same repeat (of turns: of throughputs within rounds), their ratio, "
         f"and p after Holm over the worker counts. {_95}. Pairs needed: to resolve a difference of 1 %.",
@@ -519,7 +509,7 @@ _TABLES: Mapping[str, _Declared] = {
         Column("Pairs\nneeded", "count", "pairs_needed", page_only=True),
         rows=_transports,
     ),
-    "cycle": _Declared(
+    "cycle": _declared(
         "Waiting against Horovod's cycle time",
         "What a longer cycle adds to the waiting of a step, what is left without one, and the share of the "
         f"cycle at Horovod's default. {_95}.",
@@ -532,7 +522,7 @@ _TABLES: Mapping[str, _Declared] = {
         Column("Share", "interval", "share_at_default share_low share_high", "%"),
         Column("Verdict", "text", "verdict", doubt="note", wrap=0.2),
     ),
-    "batches": _Declared(
+    "batches": _declared(
         "Batch sizes",
         f"Medians over repeats. Waiting: share of the step. Epoch: its whole batches times the step. {_95}.",
         *_PLACE,
@@ -543,7 +533,7 @@ _TABLES: Mapping[str, _Declared] = {
         Column("Waiting", "number", "overhead_median", "%"),
         Column("Epoch", "interval", "epoch_s", "s"),
     ),
-    "knees": _Declared(
+    "knees": _declared(
         "Where a larger batch stops paying",
         "Knee: the batch of one worker at which the fixed costs of a step equal those of its samples; largest "
         f"throughput: the limit of large batches. {_95}.",
@@ -557,7 +547,7 @@ _TABLES: Mapping[str, _Declared] = {
         Column("Batch\nfor 90 %", "number", "batch_for_90_percent", page_only=True),
         need="form",
     ),
-    "forecast": _Declared(
+    "forecast": _declared(
         "Forecast throughput",
         "Not measured: throughput on more workers than were run, with the 95 % interval for a single run in "
         "brackets, and its share of ideal scaling. The hold-out error of this method is in the table of hidden counts.",
@@ -567,7 +557,7 @@ _TABLES: Mapping[str, _Declared] = {
         rows=_forecast,
         keep="series setting workers nodes samples_per_s low high ideal_samples_per_s efficiency law doubts",
     ),
-    "holdout": _Declared(
+    "holdout": _declared(
         "Hold-out error: forecasts of hidden worker counts",
         "The same forecasts without the largest worker counts, compared with what was measured there. Errors: "
         "|forecast / measured \u2212 1|. Covered: measured values inside the 95 % interval. A law is here if selected.",
@@ -579,7 +569,7 @@ _TABLES: Mapping[str, _Declared] = {
         Column("Covered", "of", "_covered _scored"),
         rows=_holdout,
     ),
-    "workers": _Declared(
+    "workers": _declared(
         "Recommended worker counts",
         "Knee: where one more worker gains less than half of what a worker brings on average. Highest "
         f"throughput: the peak of the USL. {_95}; beyond: no upper bound up to that count.",
@@ -588,7 +578,7 @@ _TABLES: Mapping[str, _Declared] = {
         Column("Throughput", "number", "samples_per_s", "{rate}"),
         rows=_recommended,
     ),
-    "learning": _Declared(
+    "learning": _declared(
         "Best test errors",
         "The median run, with lowest and highest repeat in brackets. Efficiency: statistical floor over test "
         "MSE. Rate r: the test MSE falls as samples to the power \u2212r, with its 95 % interval.",
@@ -605,7 +595,7 @@ _TABLES: Mapping[str, _Declared] = {
         "best_samples best_train_s best_wall_s final_mse_median floor_mse efficiency rate rate_low rate_high "
         "rate_interval",
     ),
-    "targets": _Declared(
+    "targets": _declared(
         "Time to target",
         "The median run. Speedup to the target over {over_base} = throughput ratio \u00d7 statistical efficiency. "
         f"{_95}; < and > are before bounds from targets that were not met.",
@@ -623,7 +613,7 @@ _TABLES: Mapping[str, _Declared] = {
             ["target_mse", "workers"], ascending=[False, True], kind="stable"
         ),
     ),
-    "resources": _Declared(
+    "resources": _declared(
         "Energy and {worker} hours",
         "Medians over repeats, of the timed window. Energy ratio: per sample, over one plain worker. Speedup "
         f"per joule: speedup over energy ratio. {_95}.",
@@ -637,7 +627,7 @@ _TABLES: Mapping[str, _Declared] = {
         Column("{worker} time\nof a run", source="worker_hours_of_run_median", unit=_HOURS, page_only=True),
         rows=_resources,
     ),
-    "measurement": _Declared(
+    "measurement": _declared(
         "How it was measured",
         "Per series, smallest to largest value over its finished runs. Settings: those of the communication "
         "library. Left out: steps before the timed window.",
@@ -651,14 +641,14 @@ _TABLES: Mapping[str, _Declared] = {
         Column("Left\nout", "span", "excluded_steps_min excluded_steps_max"),
         rows=_measurement,
     ),
-    "environment": _Declared(
+    "environment": _declared(
         "Machines and software",
         "As the runs recorded them.",
         Column("What", "text", "_what"),
         Column("Recorded", "text", "_is", wrap=0.7),
         rows=_environment,
     ),
-    "doubts": _Declared(
+    "doubts": _declared(
         "Doubts",
         "What the analysis found that a reader must know before quoting a number.",
         Column("No.", "count", "_number"),
@@ -667,7 +657,7 @@ _TABLES: Mapping[str, _Declared] = {
             [{"_number": number, "doubt": each.text} for number, each in enumerate(told_doubts(analysis), 1)]
         ),
     ),
-    "failed": _Declared(
+    "failed": _declared(
         "Runs without a result",
         "No values were substituted.",
         Column("Run", "text", "run", wrap=0.3, names=True, code=True),
