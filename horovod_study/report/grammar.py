@@ -23,6 +23,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from horovod_study.errors import ConfigError
@@ -423,7 +424,12 @@ class Figure:
         how: dict[str, Any] = {} if points or any(each.said for each in lines) else {"marker": "none"}
         entries = [*kit.handles(self.looks, dict.fromkeys(series), **how), *self.legend]
         entries += [Line2D([], [], label=label, **look) for label, look in guides.items()]
-        swatches = [kit.swatch(look) for layer in layers if isinstance(layer, Bars) for look in layer.drawn]
+        swatches = [
+            Patch(**kit.face(look), label=look.label)
+            for layer in layers
+            if isinstance(layer, Bars)
+            for look in layer.drawn
+        ]
         entries = [*{each.get_label(): each for each in swatches}.values(), *entries]
         if any(panel.lost is not None and len(panel.lost) for panel in panels):
             entries.append(Line2D([], [], color=style.QUIET, label="no result", **_CROSS))

@@ -23,7 +23,6 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, LogLocator, MaxNLocator, NullLocator
 
 from horovod_study.report.kit import style
@@ -194,11 +193,6 @@ def face(look: style.LapStyle) -> dict[str, Any]:
     """Return how a part of a bar looks."""
     edge = look.edge or (style.QUIET if look.hatch else style.PAPER)
     return {"facecolor": look.color, "edgecolor": edge, "hatch": look.hatch, "linewidth": 0.5}
-
-
-def swatch(look: style.LapStyle) -> Patch:
-    """Return the entry of a legend that stands for a part of a bar."""
-    return Patch(**face(look), label=look.label)
 
 
 def legend(figure: Figure, handles: Sequence[Any], width_in: float, **more: Any) -> None:
@@ -469,7 +463,12 @@ def _compact(opening: str, svg: str, name: str) -> str:
         rf' id="{name}-(?:line2d|text|patch|xtick|ytick|axes|figure|matplotlib\.axis|[A-Za-z]+Collection)_\d+"', "", svg
     )
     svg = re.sub(r' transform="rotate\(-0 [^")]*\)"', "", svg)
-    svg = re.sub(r'\b(d|x|y|transform)="([^"<]*)"', _fewer_digits, svg)
+
+    def fewer_digits(found: re.Match[str]) -> str:
+        text = re.sub(r"-?\d+\.\d{3,}(?![\de])", lambda each: f"{float(each[0]):.2f}", found[2])
+        return f'{found[1]}="{" ".join(text.split())}"'
+
+    svg = re.sub(r'\b(d|x|y|transform)="([^"<]*)"', fewer_digits, svg)
     looks = Counter(re.findall(r' style="([^"]+)"', svg))
     often = [look for look, count in looks.items() if count > 3]
     classes = {look: f"{name}-s{place}" for place, look in enumerate(often)}
@@ -477,11 +476,6 @@ def _compact(opening: str, svg: str, name: str) -> str:
         svg = svg.replace(f' style="{look}"', f' class="{short}"')
     rules = "".join(f".{short}{{{look}}}" for look, short in classes.items())
     return f"{opening}<style>{rules}</style>{svg}"
-
-
-def _fewer_digits(found: re.Match[str]) -> str:
-    text = re.sub(r"-?\d+\.\d{3,}(?![\de])", lambda each: f"{float(each[0]):.2f}", found[2])
-    return f'{found[1]}="{" ".join(text.split())}"'
 
 
 def css_name(color: str) -> str:
