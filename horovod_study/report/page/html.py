@@ -167,18 +167,16 @@ def _sections(
         lead = leads.get(each.place, ())
         if (figures or tables or lead) if not each.drawn else figures:
             first = [] if figures or any(table.name in each.tables for table in tables) else tables[:1]
-            shown = [_table(table, in_sight=table.name in each.tables or table in first) for table in tables]
+            shown = []  # what each table is folded under, empty where it is in sight, and the table
+            for table in tables:
+                rows = sum(len(group.rows) for group in table.groups)
+                kind = "broad" if any(group.title for group in table.groups) else "flat"
+                heading = {"against": "Metric", "environment": "Runs"}.get(table.name, "Series")
+                in_sight = (table.name in each.tables or table in first) and rows <= MAX_ROWS
+                shown.append(("" if in_sight else table.title, to_html(table, groups=heading, kind=kind)))
             told = {"lead": lead, "figures": figures, "more": more if each.more else [], "tables": shown}
             found.append({"place": each.place, "title": each.title, **told})
     return found
-
-
-def _table(table: Table, *, in_sight: bool) -> tuple[str, Markup]:
-    """Return what a table is folded under, empty where it is in sight, and the table."""
-    broad, rows = any(group.title for group in table.groups), sum(len(group.rows) for group in table.groups)
-    heading = {"against": "Metric", "environment": "Runs"}.get(table.name, "Series")
-    shown = to_html(table, groups=heading, kind="broad" if broad else "flat")
-    return "" if in_sight and rows <= MAX_ROWS else table.title, shown
 
 
 def _figure(drawing: Figure) -> dict[str, Any]:

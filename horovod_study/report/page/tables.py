@@ -714,7 +714,13 @@ def names_of(analysis: Analysis) -> dict[str, str]:
 
 def told_doubts(analysis: Analysis) -> list[ToldDoubt]:
     """Return the doubts of a study as the page tells them, the worst first."""
-    return doubts_of(analysis.provenance, names_of(analysis), _runs(analysis.runs))
+    runs, found = analysis.runs, dict[str, str]()  # the run with most workers of each series, and by "" of all
+    if {"series", "run", "study", "status"} <= set(runs.columns):
+        done = runs[(runs["status"] == "done") & (runs["study"] != "train")].sort_values("workers", kind="stable")
+        for series, study, run in done[["series", "study", "run"]].itertuples(index=False):
+            within = run if run.startswith(f"{study}/") else f"{study}/{run}"
+            found[series] = found[""] = shlex.quote(f"runs/{within}")
+    return doubts_of(analysis.provenance, names_of(analysis), found)
 
 
 def doubts_of(
@@ -749,17 +755,6 @@ def doubts_of(
         told = series.sub(lambda hit: labels[hit[0]], told)
         found.setdefault(told, (ranks.index(kind), ToldDoubt(told, names, remedy, command)))
     return [doubt for _, doubt in sorted(found.values(), key=lambda each: each[0])]
-
-
-def _runs(runs: pd.DataFrame) -> dict[str, str]:
-    """Return the directory of the run with most workers of each series, and of all of them by an empty name."""
-    found: dict[str, str] = {}
-    if {"series", "run", "study", "status"} <= set(runs.columns):
-        done = runs[(runs["status"] == "done") & (runs["study"] != "train")].sort_values("workers", kind="stable")
-        for series, study, run in done[["series", "study", "run"]].itertuples(index=False):
-            within = run if run.startswith(f"{study}/") else f"{study}/{run}"
-            found[series] = found[""] = shlex.quote(f"runs/{within}")
-    return found
 
 
 def _files(commands: Sequence[str]) -> dict[str, str]:
