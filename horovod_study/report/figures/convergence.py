@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -250,7 +249,9 @@ CAPTION = (
 
 def write_search(study: "Study", directory: Path) -> list[Path]:
     """Write the figures (.pdf, .svg, .png) and their caption (.txt); return the paths, none when none has finished."""
-    import matplotlib.pyplot as plt  # and Optuna take long to load
+    from unittest.mock import patch  # takes long to load, as Matplotlib's pyplot and Optuna do
+
+    import matplotlib.pyplot as plt
     from optuna.trial import TrialState
     from optuna.visualization import matplotlib as plots
 
