@@ -44,8 +44,8 @@ def _declared(title: str, caption: str, *columns: Column, **how: Any) -> SimpleN
     `rows` makes. Columns of theirs that begin with an underscore are for the table alone: `_group` or the series and
     `_mode` is over some rows, with `_under` and `_doubts` below it. The others, or those of `keep`, are the CSV.
     """
-    told = {"title": title, "caption": caption, "columns": columns}
-    return SimpleNamespace(**{"frame": "", "need": "", "rows": None, "keep": "", **told, **how})
+    told: dict[str, Any] = {"title": title, "caption": caption, "columns": columns}
+    return SimpleNamespace(**told, **{"frame": "", "need": "", "rows": None, "keep": "", **how})
 
 
 def tables(analysis: Analysis, *only: str) -> list[Table]:
