@@ -20,7 +20,7 @@ from horovod_study.analysis.study import analyze
 from horovod_study.cli import main
 from horovod_study.errors import AnalysisError
 from horovod_study.report import against
-from horovod_study.report.kit.typeset import to_html, to_latex
+from horovod_study.report.kit.files import to_html, to_latex
 from horovod_study.report.page import html
 
 WAYS = (("serial", "none"), ("horovod", "mpi"))

@@ -21,7 +21,6 @@ from horovod_study.analysis.study import analyze
 from horovod_study.errors import AnalysisError
 from horovod_study.records import finite
 from horovod_study.report.figures import causes
-from horovod_study.report.figures import usage as usage_figures
 from horovod_study.report.kit.style import COLUMN_WIDTH_IN, PRINT_WIDTH_IN
 
 WORKERS = (1, 2, 8, 16)
@@ -194,7 +193,7 @@ def test_the_load_over_time_is_that_of_the_profiles():
 
 
 def test_use_and_power_are_drawn_where_gpus_were_sampled(study):
-    drawing = one(usage_figures, study, "usage")
+    drawing = one(causes, study, "usage")
     figure = drawn(drawing)
 
     assert [axes.get_ylabel() for axes in figure.axes][:2] == ["GPU use / %", "Power of a GPU / W"]
@@ -210,14 +209,14 @@ def test_use_and_power_are_drawn_where_gpus_were_sampled(study):
 
 
 def test_nothing_is_drawn_of_a_machine_that_was_not_sampled(plain):
-    assert figures_of(usage_figures, plain) == []
+    assert not {"usage", "load"} & {each.name for each in figures_of(causes, plain)}
 
 
 @pytest.mark.slow
 def test_processors_are_drawn_where_there_is_no_gpu(plain, golden):
     runs = run_table((1, 2), failed=())
     sampled = runs.assign(cpu_percent_per_rank=95.0 + runs["repeat"], rss_mb_per_rank=400.0)
-    figure = drawn(one(usage_figures, light(plain, sampled), "usage"))
+    figure = drawn(one(causes, light(plain, sampled), "usage"))
 
     golden([axes.get_ylabel().replace("\n", "") for axes in figure.axes], "CPU", "/ MB")
 
@@ -253,7 +252,7 @@ def test_the_roofline_stands_in_the_figures_of_a_study(study):
 @pytest.mark.slow
 @pytest.mark.parametrize("width_in", [PRINT_WIDTH_IN, COLUMN_WIDTH_IN])
 def test_nothing_is_cut_off_at_text_width_and_at_column_width(study, width_in):
-    made = [*figures_of(causes, study), *figures_of(usage_figures, study)]
+    made = figures_of(causes, study)
 
-    assert {each.name for each in made} == {"breakdown", "losses", "roofline", "network", "usage", "load"}
+    assert {each.name for each in made} == {"breakdown", "losses", "roofline", "network", "resources", "usage", "load"}
     assert [text for each in made for text in complaints(drawn(each, width_in), each.name)] == []

@@ -23,7 +23,7 @@ from horovod_study.cluster.launch import LaunchLine, cell_environment
 from horovod_study.cluster.process import marked_processes
 from horovod_study.errors import AnalysisError, ConfigError, RecordError, StudyError
 from horovod_study.records import finite
-from horovod_study.report.figures.strain import drawing, write_lr_range
+from horovod_study.report.figures.convergence import drawing, write_lr_range
 from horovod_study.studies.experiments import range_config, run_range
 from horovod_study.studies.runner import RunOptions
 

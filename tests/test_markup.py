@@ -2,7 +2,7 @@
 
 from html.parser import HTMLParser
 
-from horovod_study.report.kit.typeset import to_html, to_latex
+from horovod_study.report.kit.files import to_html, to_latex
 from horovod_study.text.tables import Cell, Column, Group, Table, table_of, to_lines
 
 EVIL = "<script>alert('&')</script>"

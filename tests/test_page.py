@@ -21,10 +21,10 @@ from matplotlib.figure import Figure
 from horovod_study.analysis.series import culprits
 from horovod_study.analysis.study import analyze
 from horovod_study.report.figures import catalogue, convergence
-from horovod_study.report.kit import interactive, panels, style
+from horovod_study.report.kit import panels, style
 from horovod_study.report.kit.panels import side_by_side
 from horovod_study.report.page import html, sentences
-from horovod_study.report.page.doubts import REMEDIES, doubts_of
+from horovod_study.report.page.tables import REMEDIES, doubts_of
 from horovod_study.text import numbers
 
 pytestmark = pytest.mark.slow
@@ -162,11 +162,11 @@ def test_a_bar_is_pointed_at_where_it_is_drawn():
         figure = Figure(figsize=(width_in, 3))
         axes = figure.subplots()
         axes.set(xlim=(0, 4), ylim=(0, 10))
-        interactive.mark(axes.plot([1, 2], [3, math.nan]), series="line", tips=["one", "nowhere"])
-        interactive.mark(axes.bar([1, 3], [5, 6]), series="bars", tips=["first", "<second>"])
+        panels.mark(axes.plot([1, 2], [3, math.nan]), series="line", tips=["one", "nowhere"])
+        panels.mark(axes.bar([1, 3], [5, 6]), series="bars", tips=["first", "<second>"])
         return figure
 
-    svg = interactive.inline(SimpleNamespace(name="d", draw=draw))
+    svg = panels.inline(SimpleNamespace(name="d", draw=draw))
     spots = ElementTree.fromstring(svg).findall(".//*[@class='spot']")
 
     assert [each[0].text for each in spots] == ["line: one", "bars: first", "bars: <second>"]
@@ -402,7 +402,7 @@ def test_hostile_names_reach_the_script_as_they_are(hostile):
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_json_in_a_script_element_comes_back_as_it_was(text):
-    safe = interactive.script_json({text: [text]})
+    safe = panels.script_json({text: [text]})
 
     assert not set("<>&\u2028\u2029") & set(safe)
     assert json.loads(safe) == {text: [text]}

@@ -14,7 +14,7 @@ from horovod_study import cli
 from horovod_study.analysis.study import Analysis, analyze
 from horovod_study.report.figures.catalogue import drawings
 from horovod_study.report.grammar import write_files
-from horovod_study.report.kit.typeset import latex
+from horovod_study.report.kit.files import latex
 from horovod_study.report.page import paper
 from horovod_study.report.page.sentences import sentences
 

@@ -19,7 +19,7 @@ from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
 from horovod_study.cli import main
 from horovod_study.errors import AnalysisError, RecordError
 from horovod_study.report.figures import catalogue
-from horovod_study.report.kit import interactive, style
+from horovod_study.report.kit import panels, style
 from horovod_study.report.page import html, sentences
 from horovod_study.report.page.tables import tables
 from horovod_study.text import numbers, words
@@ -418,7 +418,7 @@ def test_the_same_figure_gives_the_same_bytes_wherever_it_lies_in_memory(analysi
     (drawing,) = [each for each in catalogue.drawings(analysis) if each.name == "breakdown"]
 
     # The layout solver orders its unknowns by address: one drawing in eight came out otherwise.
-    assert len({interactive.inline(drawing) for _ in range(12)}) == 1
+    assert len({panels.inline(drawing) for _ in range(12)}) == 1
 
 
 def test_pdf_fonts_are_embedded_truetype_and_the_page_has_the_width_of_a_thesis(written):
@@ -448,9 +448,9 @@ def test_every_figure_comes_with_its_caption_and_its_data(written, golden):
 
 def test_the_users_matplotlib_settings_have_no_say(laptop):
     drawing = catalogue.drawings(laptop)[0]
-    before = interactive.inline(drawing)
+    before = panels.inline(drawing)
     with matplotlib.rc_context({"font.size": 20, "axes.facecolor": "red", "svg.hashsalt": "mine"}):
-        after = interactive.inline(drawing)
+        after = panels.inline(drawing)
 
     assert before == after
 

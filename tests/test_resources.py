@@ -7,16 +7,16 @@ import math
 import make.records
 import numpy as np
 import pytest
-from drawn_figures import figures_of, figures_only
+from drawn_figures import figures_of, figures_only, one
 from make.synthetic_runs import evaluation_table, run_table
 
 from horovod_study import records
 from horovod_study.analysis.learning import convergence
 from horovod_study.analysis.machine import resources
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
-from horovod_study.report.figures import resources as drawn
+from horovod_study.report.figures import causes as drawn
+from horovod_study.report.kit.files import to_html
 from horovod_study.report.kit.style import style
-from horovod_study.report.kit.typeset import to_html
 from horovod_study.report.page import html
 from horovod_study.report.page.tables import tables as page_tables
 
@@ -270,7 +270,7 @@ def test_permuted_runs_give_the_same_bytes_and_survive_the_files(analysis, tmp_p
 
 @pytest.mark.slow
 def test_the_figure_and_the_table_say_what_training_costs(analysis, golden):
-    (drawing,) = figures_of(drawn, analysis)
+    drawing = one(drawn, analysis, "resources")
     (table,) = [table for table in page_tables(analysis) if table.name == "resources"]
     rows = next(group for group in table.groups if group.title.startswith("Horovod/MPI")).rows
     heads = [column.head for column in table.columns]
@@ -292,7 +292,7 @@ def test_nothing_is_shown_where_nothing_was_recorded(analysis):
     alone = analyze(metered((1,)))
 
     for each in (analyze(runs), alone):
-        assert figures_of(drawn, each) == []
+        assert "resources" not in {made.name for made in figures_of(drawn, each)}
         with figures_only("resources"):
             assert 'id="resources"' not in html.render(each)
     hours = dataclasses.replace(analysis, resources=analysis.resources.assign(device="cpu"))

@@ -27,7 +27,7 @@ from horovod_study.cluster.launch import LaunchLine, cell_environment
 from horovod_study.cluster.process import marked_processes
 from horovod_study.errors import ConfigError, RecordError, StudyError
 from horovod_study.records import epoch_rows, read_run
-from horovod_study.report.figures.strain import write_search
+from horovod_study.report.figures.convergence import write_search
 from horovod_study.studies import attempt
 from horovod_study.studies import search as searching
 from horovod_study.studies.attempt import Interruption

@@ -12,8 +12,8 @@ from make.synthetic_runs import run_table
 from horovod_study import records
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
 from horovod_study.report.figures import waiting
-from horovod_study.report.kit import interactive, style
-from horovod_study.report.kit.typeset import to_html
+from horovod_study.report.kit import panels, style
+from horovod_study.report.kit.files import to_html
 from horovod_study.report.page import html, sentences
 from horovod_study.report.page.tables import tables as page_tables
 
@@ -143,12 +143,12 @@ def test_colours_are_those_of_the_other_figures_and_dashes_tell_the_transport(an
 
 def test_figures_are_the_same_bytes_each_time(analysis):
     for drawing in figures_of(waiting, analysis):
-        assert interactive.inline(drawing) == interactive.inline(drawing), drawing.name
+        assert panels.inline(drawing) == panels.inline(drawing), drawing.name
 
 
 def test_no_axis_label_is_markup(analysis):
     for drawing in figures_of(waiting, analysis):
-        assert "mathdefault" not in interactive.inline(drawing), drawing.name
+        assert "mathdefault" not in panels.inline(drawing), drawing.name
 
 
 @pytest.mark.usefixtures("no_figures")

@@ -20,8 +20,8 @@ from make.synthetic_runs import run_table
 import horovod_study
 from horovod_study.analysis.study import analyze
 from horovod_study.errors import RecordError
-from horovod_study.report.kit import typeset
-from horovod_study.report.kit.typeset import latex, to_csv, to_latex
+from horovod_study.report.kit import files
+from horovod_study.report.kit.files import latex, to_csv, to_latex
 from horovod_study.report.page.sentences import answer_lines, headline
 from horovod_study.report.page.tables import tables, write_tables
 from horovod_study.text import numbers
@@ -316,7 +316,7 @@ def test_latex_is_ascii_and_has_no_command_but_ours(text):
     assert result.isascii()
     assert "\n" not in result
     ours = {
-        *re.findall(r"\\[A-Za-z]+", "".join(typeset.LETTERS.values())),
+        *re.findall(r"\\[A-Za-z]+", "".join(files.LETTERS.values())),
         "\\i",
         "\\j",
         "\\u",
@@ -335,7 +335,7 @@ def test_latex_is_ascii_and_has_no_command_but_ours(text):
 
 
 def test_a_table_that_is_longer_than_a_page_breaks_over_pages():
-    rows = tuple((f"{place}", "1.0 [0.9, 1.1]") for place in range(typeset.PAGE_LINES))
+    rows = tuple((f"{place}", "1.0 [0.9, 1.1]") for place in range(files.PAGE_LINES))
     short, long = to_latex(small(*rows[:20])), to_latex(small(*rows))
 
     assert "\\begin{table}" in short
@@ -373,7 +373,7 @@ def test_hostile_text_compiles_to_itself(tmp_path):
     names = (EVIL, "\u03b1\u2264\u00e9 \u6f22 \U0001f600", "[0pt] first of a row", "* starred", "a--b ``c'' ?` !`")
     table = small(*((name, "\u22120.5 [\u22121.0, \u2013]") for name in names), title=EVIL, caption=EVIL, notes=(EVIL,))
     (tmp_path / "t.tex").write_text(to_latex(table))
-    (tmp_path / "all.tex").write_text(typeset.document(["t"]))
+    (tmp_path / "all.tex").write_text(files.document(["t"]))
     pdflatex(tmp_path, "all.tex")
     if shutil.which("pdftotext") is None:
         pytest.skip("pdftotext is not installed (poppler-utils): the text of the PDF is not read")

@@ -16,7 +16,6 @@
     simulate/   a step on other workers, another network, or with other settings
     study.py    a whole study: run table -> everything the report reads
     importers.py   what others measured: tables of points, logs of trainings, network benchmarks in, frames out
-    impossible.py  what a number cannot be, whoever gave it; a kit, which every file of others and page goes through
     audit.py    whether a study's numbers are what its raw rows give
 
 Nothing here prints, reads or writes a file, changes its arguments, or needs torch, Horovod or MPI.

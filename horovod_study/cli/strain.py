@@ -121,7 +121,7 @@ def _search_arguments(add: Parser) -> None:
 
 def search(options: argparse.Namespace) -> Result:
     """Search for good hyper-parameters: trials proposed by Optuna, several at a time if wanted, resumable."""
-    from horovod_study.report.figures.strain import write_search
+    from horovod_study.report.figures.convergence import write_search
     from horovod_study.report.kit.files import figure_lines
     from horovod_study.studies.search import load_search, result_lines, run_search
 
@@ -151,7 +151,7 @@ def lr_range(options: argparse.Namespace) -> Result:
     """Find a learning rate: train once while it rises, and look where the loss falls fastest and where it diverges."""
     from horovod_study.analysis.learning.lr_range import find_rate
     from horovod_study.records import finite
-    from horovod_study.report.figures.strain import write_lr_range
+    from horovod_study.report.figures.convergence import write_lr_range
     from horovod_study.studies.experiments import range_config, run_range
 
     config = range_config(options.config, run_values(options), low=options.low, high=options.high)

@@ -18,7 +18,8 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from horovod_study import __version__, records
 from horovod_study.analysis.series.exchange import history
@@ -99,19 +100,9 @@ def write_extra_p(documents: Mapping[tuple[int, ...], Mapping[str, Any]], direct
     return paths
 
 
-class _Tracked(NamedTuple):
-    """One run as trackers want it."""
-
-    name: str
-    study: str
-    state: str
-    began_s: float  # since 1970, as all times here
-    ended_s: float | None
-    settings: Mapping[str, Any]  # `requested.batch`, `effective.lr`, `environment.torch`
-    rows: Sequence[tuple[str, int, float, float]]  # tag, step, seconds, value; numbers of the timed window at step 0
-
-
-def _run_of(directory: Path, name: str, record: records.RunRecord) -> _Tracked:
+def _run_of(directory: Path, name: str, record: records.RunRecord) -> SimpleNamespace:
+    """Return one run as trackers want it: `settings` such as `requested.batch`; `rows` of tag, step, seconds since 1970
+    and value, the numbers of the timed window at step 0."""
     groups = {group: getattr(record, group) for group in ("requested", "effective", "environment")}
     flat = {f"{group}.{name}": value for group, told in groups.items() for name, value in told.items()}
     flat = {name: value for name, value in flat.items() if isinstance(value, str | int | float | bool | None)}
@@ -121,7 +112,8 @@ def _run_of(directory: Path, name: str, record: records.RunRecord) -> _Tracked:
     curves = history(rows_between(directory), records.epoch_rows(directory)).itertuples(index=False)
     rows = [(tag, int(step), began + at_s, value) for tag, step, at_s, value in curves]
     rows += [(f"totals/{name}", 0, began, float(value)) for name, value in numbers.items() if math.isfinite(value)]
-    return _Tracked(name, record.study, record.state(), began, ended, {"status": record.state(), **flat}, rows)
+    told = {"name": name, "study": record.study, "state": record.state(), "rows": rows}
+    return SimpleNamespace(**told, began_s=began, ended_s=ended, settings={"status": record.state(), **flat})
 
 
 def write_tracker(tracker: str, runs: Sequence[tuple[Path, str, records.RunRecord]], directory: Path) -> list[Path]:
@@ -160,7 +152,7 @@ def write_tracker(tracker: str, runs: Sequence[tuple[Path, str, records.RunRecor
         logging.disable(logging.NOTSET)
 
 
-def _tensorboard(runs: Sequence[_Tracked], directory: Path) -> list[Path]:
+def _tensorboard(runs: Sequence[SimpleNamespace], directory: Path) -> list[Path]:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.hparams import summary_v2
@@ -179,7 +171,7 @@ def _tensorboard(runs: Sequence[_Tracked], directory: Path) -> list[Path]:
     return [directory / run.name for run in runs]
 
 
-def _wandb(runs: Sequence[_Tracked], directory: Path) -> list[Path]:
+def _wandb(runs: Sequence[SimpleNamespace], directory: Path) -> list[Path]:
     import wandb
 
     paths = []
@@ -198,7 +190,7 @@ def _wandb(runs: Sequence[_Tracked], directory: Path) -> list[Path]:
     return paths
 
 
-def _mlflow(runs: Sequence[_Tracked], directory: Path) -> list[Path]:
+def _mlflow(runs: Sequence[SimpleNamespace], directory: Path) -> list[Path]:
     from mlflow.entities import Metric, Param
     from mlflow.tracking import MlflowClient
 
@@ -237,7 +229,17 @@ def write_archive(
     sizes = [amount(sum(each.stat().st_size for each in own)) for own in (files.values(), left_out)]
     lines = [f"{plural(counts['total'], 'run')}, {plural(len(files), 'file')}, {sizes[0]} before compression"]
     lines += [f"left out: {plural(len(left_out), 'checkpoint')}, {sizes[1]}, which no number needs"] * bool(left_out)
-    readme = _readme(analysis, source, "; ".join(lines), table)
+    made_with, commands = reproduction(analysis, source)
+    commands = list(dict.fromkeys([*analysis.provenance["commands"], *commands]))[:MAX_COMMANDS]
+    readme = _README.format(
+        studies=listed([f"{each}" for each in analysis.provenance["studies"]] or ["a training"]),
+        answer=" ".join(answer(analysis)).replace(THIN, " "),
+        size="; ".join(lines),
+        version=__version__,
+        table=table,
+        made_with=made_with or "the commands",
+        commands="\n    ".join(commands),
+    ).encode("utf-8", "backslashreplace")
     began = [datetime.fromisoformat(f"{each}").timetuple()[:6] for each in analysis.provenance["started"][-1:]]
     path = path or runs.with_name(f"{runs.name}.zip")
     with writing(path, _WRITABLE):
@@ -271,18 +273,3 @@ def _belongs(directory: Path, source: Mapping[str, Any]) -> tuple[dict[str, Path
         elif not hidden and not within.endswith(PART):
             files[within] = each
     return files, left_out, places[1].relative_to(common).as_posix()
-
-
-def _readme(analysis: Analysis, source: Mapping[str, Any], size: str, table: str) -> bytes:
-    made_with, commands = reproduction(analysis, source)
-    commands = list(dict.fromkeys([*analysis.provenance["commands"], *commands]))[:MAX_COMMANDS]
-    text = _README.format(
-        studies=listed([f"{each}" for each in analysis.provenance["studies"]] or ["a training"]),
-        answer=" ".join(answer(analysis)).replace(THIN, " "),
-        size=size,
-        version=__version__,
-        table=table,
-        made_with=made_with or "the commands",
-        commands="\n    ".join(commands),
-    )
-    return text.encode("utf-8", "backslashreplace")

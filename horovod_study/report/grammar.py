@@ -23,6 +23,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from horovod_study.errors import ConfigError
@@ -30,7 +31,7 @@ from horovod_study.files import write_file, writing
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
 from horovod_study.report.kit.files import FORMATS, write_result
-from horovod_study.report.kit.interactive import belongs, mark, tips
+from horovod_study.report.kit.panels import belongs, mark, tips
 from horovod_study.text.numbers import percent, rounded
 from horovod_study.text.words import plural
 
@@ -329,15 +330,29 @@ class Panel:
             kit.label_ticks(axes.yaxis, LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 200 else (1.0,)))
         for layer in self.layers:
             layer.draw(axes, looks, last, wide_in)
-        self._crosses(axes, looks)
+        for name, own in self.lost.groupby("series", sort=False) if self.lost is not None else ():  # instead of a gap
+            at_foot: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False, "zorder": 4}
+            at_foot["tips"] = [f"{plural(count, 'worker')}: no result" for count in own["workers"]]
+            kit.line_of(axes, own["workers"], [0.03] * len(own), looks[f"{name}"], **_CROSS, **at_foot)
         above = list[tuple[float, str]]()
         if last > measured and self.beyond is not None:
             axes.axvspan(measured, 1.3 * last, color=style.SHADE, linewidth=0, zorder=0)
             above.append((last, self.beyond))
         moved = pd.concat([each.places(last, wide_in) for each in marks] or [counts])
-        self._axis_of_x(axes, counts, last, wide_in, moved)
+        if self.decades:
+            axes.set_xscale("log")
+            kit.decade_axis(axes, wide_in)
+        elif "x" in self.log or self.x == "Workers":
+            kit.count_axis(axes, list(counts), last, wide_in, logarithmic="x" in self.log, at=list(moved))
+        else:
+            axes.set_xlim(0, 1.02 * last)
+        axes.set_xlabel(style.folded(self.x, 0.8 * wide_in))
         if "y" not in self.log:
-            self._axis_of_y(axes, low, high, tall_in)
+            foot, top = self.limits
+            if foot is not None:  # else both ends are where the data ends
+                foot, top = 1.08 * min(foot, low), (1.12 * high or 1.0) if top is None else top
+            axes.set_ylim(foot, top)
+            kit.label_ticks(axes.yaxis, MaxNLocator(nbins=6 if tall_in > 1.7 else 4, steps=(1, 2, 2.5, 5, 10)))
         if self.nodes is not None:
             above += kit.node_boundaries(axes, self.nodes, first=self.first)
         rows = kit.words_above(axes, above, wide_in)
@@ -347,32 +362,6 @@ class Panel:
     def _words(self, axes: Axes, wide_in: float, tall_in: float, rows: int = 0) -> None:
         axes.set_ylabel(style.folded(self.y, tall_in))
         axes.set_title(style.folded(self.title, wide_in), pad=6 + 1.3 * style.small() * rows)
-
-    def _axis_of_x(self, axes: Axes, counts: pd.Series, last: float, wide_in: float, at: pd.Series) -> None:
-        if self.decades:
-            axes.set_xscale("log")
-            kit.decade_axis(axes, wide_in)
-        elif "x" in self.log or self.x == "Workers":
-            kit.count_axis(axes, list(counts), last, wide_in, logarithmic="x" in self.log, at=list(at))
-        else:
-            axes.set_xlim(0, 1.02 * last)
-        axes.set_xlabel(style.folded(self.x, 0.8 * wide_in))
-
-    def _axis_of_y(self, axes: Axes, low: float, high: float, tall_in: float) -> None:
-        foot, top = self.limits
-        if foot is not None:  # else both ends are where the data ends
-            foot, top = 1.08 * min(foot, low), (1.12 * high or 1.0) if top is None else top
-        axes.set_ylim(foot, top)
-        kit.label_ticks(axes.yaxis, MaxNLocator(nbins=6 if tall_in > 1.7 else 4, steps=(1, 2, 2.5, 5, 10)))
-
-    def _crosses(self, axes: Axes, looks: Looks) -> None:
-        """Leave a mark for a cell without a result instead of a gap that nobody notices."""
-        if self.lost is None:
-            return
-        for name, own in self.lost.groupby("series", sort=False):
-            foot: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False, "zorder": 4}
-            foot["tips"] = [f"{plural(count, 'worker')}: no result" for count in own["workers"]]
-            kit.line_of(axes, own["workers"], [0.03] * len(own), looks[f"{name}"], **_CROSS, **foot)
 
 
 _CROSS: dict[str, Any] = {"linestyle": "none", "marker": "x", "markersize": 5, "markeredgewidth": 1.2}
@@ -435,7 +424,12 @@ class Figure:
         how: dict[str, Any] = {} if points or any(each.said for each in lines) else {"marker": "none"}
         entries = [*kit.handles(self.looks, dict.fromkeys(series), **how), *self.legend]
         entries += [Line2D([], [], label=label, **look) for label, look in guides.items()]
-        swatches = [kit.swatch(look) for layer in layers if isinstance(layer, Bars) for look in layer.drawn]
+        swatches = [
+            Patch(**kit.face(look), label=look.label)
+            for layer in layers
+            if isinstance(layer, Bars)
+            for look in layer.drawn
+        ]
         entries = [*{each.get_label(): each for each in swatches}.values(), *entries]
         if any(panel.lost is not None and len(panel.lost) for panel in panels):
             entries.append(Line2D([], [], color=style.QUIET, label="no result", **_CROSS))

@@ -11,7 +11,7 @@ import pandas as pd
 from horovod_study.analysis.stats import Interval
 from horovod_study.analysis.steps import traces
 from horovod_study.analysis.steps.accounting import CLOSES_S, Accounting
-from horovod_study.analysis.steps.attribution import Arm, Attribution
+from horovod_study.analysis.steps.attribution import Attribution
 from horovod_study.analysis.steps.breakdown import BASES, PARTS, shown
 from horovod_study.analysis.steps.timeline import PHASES, Timeline
 from horovod_study.analysis.steps.traces import COLUMNS
@@ -171,8 +171,11 @@ def attribution_table(found: Attribution) -> list[str]:
             f"{style.runtime_label(arm.backend, arm.transport)}{hooks}, {arm.arm} ({plural(arm.workers, 'worker')}, "
             f"batch {arm.batch}, {plural(len(arm.runs), 'run')}{rounds})"
         )
-        known = [(name, words) for name, words in _ROWS if name in arm.seconds]
-        rows = [(words, _told(arm.seconds[name], 1e3), *_shares(arm, name)) for name, words in known]
+        rows, wholes = [], [arm.seconds[whole].value if whole in arm.seconds else 0.0 for whole in ("sync", "step")]
+        for name, words in _ROWS:
+            if (own := arm.seconds.get(name)) is not None:  # of the step itself no share of the synchronisation
+                of = [f"{fixed(100 * own.value / whole, 1)} %" if whole > 0 else "" for whole in wholes]
+                rows.append((words, _told(own, 1e3), "" if name == "step" else of[0], of[1]))
         lines += to_lines(table_of(("", "ms", "of sync", "of step"), rows), indent=2)
         told = [f"{name} {_told(each, 100, ' %')}" for name, each in arm.efficiency.items()]
         beside = [f"efficiency (100 %: {arm.baseline}): {', '.join(told)}"] if told else []
@@ -194,13 +197,6 @@ def attribution_table(found: Attribution) -> list[str]:
 def _told(estimate: Interval, scale: float, unit: str = "") -> str:
     value, _, ends = quoted(*(scale * each for each in (estimate.value, estimate.low, estimate.high))).partition(" ")
     return f"{value}{unit} {ends}".rstrip()
-
-
-def _shares(arm: Arm, name: str) -> list[str]:
-    """Return the share of the synchronisation and of the step; of the step itself only that."""
-    wholes = [arm.seconds[whole].value if whole in arm.seconds else 0.0 for whole in ("sync", "step")]
-    shares = [f"{fixed(100 * arm.seconds[name].value / whole, 1)} %" if whole > 0 else "" for whole in wholes]
-    return shares if name != "step" else ["", shares[1]]
 
 
 _TIMELINE = "timeline"

@@ -1,7 +1,7 @@
 """A table as a value: declared columns, rows of texts in groups, what is said above and below.
 
 A column says in one word how its cells are made (KINDS); alignment, rounding and dashes follow from that. `to_lines`
-prints a table in a terminal; report/kit/typeset.py writes the same value as LaTeX, CSV and HTML.
+prints a table in a terminal; report/kit/files.py writes the same value as LaTeX, CSV and HTML.
 """
 
 import io
@@ -162,19 +162,17 @@ def _cell(column: Column, row: Row) -> str:
     return Cell(text, under, doubts=doubts) if under or doubts else text
 
 
-def row_of(columns: Iterable[Column], row: Row) -> tuple[str, ...]:
-    """Return the texts that the columns make of a row; right of a warning they are empty."""
-    texts: list[str] = []
-    warned = False
-    for column in columns:
-        texts.append("" if warned else _cell(column, row))
-        warned = warned or getattr(texts[-1], "warning", False)
-    return tuple(texts)
-
-
 def grouped(columns: Sequence[Column], parts: Iterable[tuple[str, Iterable[Row]]]) -> tuple[Group, ...]:
-    """Return one group for each title with rows."""
-    rows_of = [(title, tuple(row_of(columns, row) for row in own)) for title, own in parts]
+    """Return one group for each title with rows: the texts that the columns make; right of a warning they are empty."""
+
+    def texts(row: Row) -> tuple[str, ...]:
+        made: list[str] = []
+        for column in columns:
+            warned = any(getattr(text, "warning", False) for text in made)
+            made.append("" if warned else _cell(column, row))
+        return tuple(made)
+
+    rows_of = [(title, tuple(map(texts, own))) for title, own in parts]
     return tuple(Group(title=title, rows=rows) for title, rows in rows_of if rows)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from horovod_study.analysis.impossible import impossible
+from horovod_study.analysis.series.baselines import impossible
 from horovod_study.text.numbers import THIN, fixed, milliseconds, percent, rounded
 from horovod_study.text.words import plural
 
@@ -23,7 +23,7 @@ Kind = Literal[
     "table", "cause", "outside", "hidden", "steps", "superlinear", "missing", "baseline", "unsteady", "versions",
     "parts", "nodes", "energy", "other",
 ]  # fmt: skip
-"""What a doubt is about, the worst first; report/page/doubts.py says of each what to do."""
+"""What a doubt is about, the worst first; report/page/tables.py says of each what to do."""
 
 
 class Doubt(str):

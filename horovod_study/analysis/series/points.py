@@ -8,7 +8,8 @@ NaN, a point without its baseline has no speedup, and `doubts` says so in words.
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ _FREE_OF_ONE = tuple(name for name in _OF_SEVERAL if OPTIONS[name].roles & (Role
 """Those that mean nothing to one worker inside a library either."""
 
 REPORTED = "reported"
-"""The library, and the model, of rows of somebody's table (`series.reported`), of which neither is known."""
+"""The library, and the model, of rows of somebody's table (`series.points`), of which neither is known."""
 GIVEN_BASE = "base_samples_per_s"
 """Column of such rows: what their speedups are over, samples/s of a worker, where that is none of the rows."""
 UNKNOWN = ""  # an option of training that was not recorded, as of another script's runs
@@ -168,35 +169,17 @@ def with_series(runs: pd.DataFrame) -> pd.DataFrame:
     return _sorted(table)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Family:
-    """The runs of one series before it has a name."""
-
-    settings: Mapping[str, Any]
-    kind: str  # a key of _WORK
-    rows: tuple[int, ...]  # labels in the run table
-    batch: float = math.nan  # local, or global where that one is fixed
-    # Of one worker where the data set grows with the workers; of the fewest where sizes differ:
-    train_samples: float = math.nan
-    threads: float = math.nan  # of a worker, where its runs differ in nothing else
-
-
 _RULES = ("weak", "strong", "weak, growing data")
 _ANY_DATA = ("weak, other data", "strong, other data")
 """What is left of the runs of another script: how many samples its data set holds need not be that of its work."""
-_KEPT = {
-    "weak": "batch",
-    "strong": "global_batch",
-    "weak, growing data": "batch",
-    "weak, other data": "batch",
-    "strong, other data": "global_batch",
-    "single": "batch",
-}
-"""The batch that each kind of series keeps fixed."""
 
 
-def _families(table: pd.DataFrame) -> list[_Family]:
-    """Split the runs of equal settings into series.
+def _families(table: pd.DataFrame) -> list[SimpleNamespace]:
+    """Split the runs of equal settings into series before these have names.
+
+    Of each: settings; kind, a key of _WORK; rows, labels in the run table; batch, local, or global where that one is
+    fixed; train_samples, of one worker where the data set grows with the workers, of the fewest where sizes differ;
+    threads of a worker, where its runs differ in nothing else.
 
     A run belongs to one series. Cells of a study of local and of global batches may fit several rules: the one that is
     tried first is chosen so that series are as long as possible (largest sum of squared numbers of worker counts), a
@@ -216,27 +199,26 @@ def _families(table: pd.DataFrame) -> list[_Family]:
                 orders = ((first, *(rule for rule in _RULES if rule != first)) for first in _RULES[1:])
                 ways += [_claimed(group, common, order) for order in orders]
             best = max(ways, key=lambda way: sum(counts.loc[list(each.rows)].nunique() ** 2 for each in way))
-            families += [replace(each, threads=float(f"{threads}")) for each in best]
+            families += [SimpleNamespace(**vars(each), threads=float(f"{threads}")) for each in best]
     return families
 
 
-def _claimed(group: pd.DataFrame, common: Mapping[str, Any], rules: Sequence[str]) -> list[_Family]:
+def _claimed(group: pd.DataFrame, common: Mapping[str, Any], rules: Sequence[str]) -> list[SimpleNamespace]:
     """Return the series of the runs of equal settings; what two rules could claim goes to the earlier one."""
-    found: list[_Family] = []
-    rest = group
-    own = common["model"] == _OWN_MODEL
+    found, rest, kinds = list[SimpleNamespace](), group, (*rules, *_ANY_DATA, "single")
     if common["backend"] == COMMAND and group["workers"].nunique() > 1:
-        return [_Family(settings=common, kind=COMMAND, rows=tuple(group.index))]
-    for kind in (*rules, *(() if own else _ANY_DATA), "single"):
-        if kind == "single" and not found and rest["workers"].nunique() > 1:
-            return [_Family(settings=common, kind="mixed", rows=tuple(rest.index))]
+        kinds = (COMMAND,)
+    for kind in kinds if common["model"] != _OWN_MODEL else (each for each in kinds if each not in _ANY_DATA):
+        if kind == COMMAND or (kind == "single" and not found and rest["workers"].nunique() > 1):
+            told = {"kind": kind.replace("single", "mixed"), "batch": math.nan, "train_samples": math.nan}
+            return [SimpleNamespace(settings=common, rows=tuple(rest.index), **told)]
         data = rest["train_samples"]
         if kind == "weak, growing data":
             data = (data / rest["workers"]).where(data.notna(), -rest["workers"])  # unknown data grow with nothing
         if kind in _ANY_DATA:
             data = pd.Series(math.nan, rest.index)
-        keys = rest[[_KEPT[kind], "workers"]].assign(data=data)
-        for key, same in keys.groupby([_KEPT[kind], "data"], dropna=False, sort=True):
+        kept = "global_batch" if kind.startswith("strong") else "batch"
+        for key, same in rest[[kept, "workers"]].assign(data=data).groupby([kept, "data"], dropna=False, sort=True):
             batch, train_samples = (float(f"{part}") for part in key)
             one_size = rest.loc[same.index].groupby("workers")["train_samples"].nunique(dropna=False).max() == 1
             if kind == "single" or (same["workers"].nunique() > 1 and (kind not in _ANY_DATA or one_size)):
@@ -244,7 +226,8 @@ def _claimed(group: pd.DataFrame, common: Mapping[str, Any], rules: Sequence[str
                 if kind in _ANY_DATA:
                     train_samples = float(rest["train_samples"].loc[same.sort_values("workers").index[0]])
                 told = f"{kind}, unknown data" if kind in ("weak", "strong") and math.isnan(train_samples) else kind
-                found.append(_Family(settings=common, kind=told, batch=batch, train_samples=train_samples, rows=rows))
+                own = {"kind": told, "batch": batch, "train_samples": train_samples}
+                found.append(SimpleNamespace(settings=common, rows=rows, **own))
                 rest = rest.drop(index=list(rows))
     return found
 
@@ -344,19 +327,16 @@ def _telling(table: pd.DataFrame) -> tuple[str, ...]:
     A learning rate that grows with the workers grows nothing for a plain worker, and how workers communicate means
     nothing to it: these tell nothing there. Other models have other options anyway: differences within a model count.
     """
-    parallel = table[table["backend"] != "serial"]
-
-    def differs(column: str) -> bool:
-        rows = parallel if column in _OF_SEVERAL else table
-        return bool((rows.groupby("model")[column].nunique(dropna=False) > 1).any())
-
-    return tuple(filter(differs, CHOICES))
+    parallel = table[table["backend"] != "serial"].groupby("model")
+    every = table.groupby("model")
+    of = {name: (parallel if name in _OF_SEVERAL else every)[name].nunique(dropna=False) for name in CHOICES}
+    return tuple(name for name, counts in of.items() if (counts > 1).any())
 
 
-def _names(families: Sequence[_Family], told: Sequence[str]) -> dict[str, _Family]:
+def _names(families: Sequence[SimpleNamespace], told: Sequence[str]) -> dict[str, SimpleNamespace]:
     """Return a readable, unique name for each series; settings that distinguish nothing are left out."""
     plain = [_name(family, told) for family in families]
-    names: dict[str, _Family] = {}
+    names: dict[str, SimpleNamespace] = {}
     for family, name in zip(families, plain, strict=True):
         twins = [other for other, its in zip(families, plain, strict=True) if its == name]
         words = [name]
@@ -368,16 +348,13 @@ def _names(families: Sequence[_Family], told: Sequence[str]) -> dict[str, _Famil
             words.append(f"{size} samples{' per worker' if family.kind == 'weak, growing data' else ''}")
         if len({f"{twin.threads}" for twin in twins}) > 1:
             words.append("unknown threads" if math.isnan(family.threads) else plural(round(family.threads), "thread"))
-        whole = unique = " ".join(words)
-        number = 1
-        while unique in names:
-            number += 1
-            unique = f"{whole} #{number}"
-        names[unique] = family
+        whole = " ".join(words)
+        more = (f"{whole} #{number}" for number in count(2))
+        names[whole if whole not in names else next(each for each in more if each not in names)] = family
     return names
 
 
-def _name(family: _Family, told: Sequence[str]) -> str:
+def _name(family: SimpleNamespace, told: Sequence[str]) -> str:
     settings = family.settings
     way = settings["backend"]
     if settings["transport"] not in ("none", "auto"):
@@ -387,7 +364,7 @@ def _name(family: _Family, told: Sequence[str]) -> str:
     return f"{settings['partition']} {way}{model} {_setting(family, told)}{stock}"
 
 
-def _setting(family: _Family, told: Sequence[str]) -> str:
+def _setting(family: SimpleNamespace, told: Sequence[str]) -> str:
     size = "unknown" if math.isnan(family.batch) else f"{family.batch:.0f}"
     kind = family.kind.split(",")[0]
     batch = {"mixed": "mixed batches", "strong": f"global batch {size}"}.get(kind, f"batch {size}")
@@ -406,24 +383,21 @@ def _sorted(table: pd.DataFrame) -> pd.DataFrame:
     """Order rows by what they are, so that the order of the run table does not matter."""
     orders = {"backend": BACKENDS, "transport": TRANSPORTS}
     orders |= {name: tuple(choices) for name in CHOICES if (choices := OPTIONS[name].choices)}
-    ranks = {name: {each: place for place, each in enumerate(order)} for name, order in orders.items()}
-    table = table.infer_objects()
-    keys = {
-        column: table[column].map(ranks[column]).fillna(99)
-        if column in ranks
-        else table[column].map(lambda text, parse=parse: parse(text) if text != UNKNOWN else (math.inf,))
-        if column in OPTIONS and (parse := OPTIONS[column].parse)
-        else pd.to_numeric(table[column], errors="coerce")
-        if column in _TEXTS or (column in CHOICES and (table[column].astype(object) == UNKNOWN).any())
-        else table[column]
-        for column in (
-            *("partition", "backend", "transport", "precision", "ref_batch", *CHOICES, "horovod_defaults", "model"),
-            *("reduction", "ref_train_samples", "series", "workers", "nodes", "batch", "train_samples"),
-            *(column for column in ("repeat", "run") if column in table.columns),
-        )
-    }
-    order = pd.DataFrame(keys).sort_values(list(keys), kind="stable", na_position="last").index
-    return _with_plain_texts(table.loc[order].reset_index(drop=True))
+    columns = (
+        *("partition", "backend", "transport", "precision", "ref_batch", *CHOICES, "horovod_defaults", "model"),
+        *("reduction", "ref_train_samples", "series", "workers", "nodes", "batch", "train_samples"),
+        *(column for column in ("repeat", "run") if column in table.columns),
+    )
+
+    def key(column: Any) -> Any:
+        if (order := orders.get(name := column.name)) is not None:
+            return column.map({each: place for place, each in enumerate(order)}).fillna(99)
+        if name in OPTIONS and (parse := OPTIONS[name].parse):
+            return column.map(lambda text: parse(text) if text != UNKNOWN else (math.inf,))
+        numeric = name in _TEXTS or (name in CHOICES and (column.astype(object) == UNKNOWN).any())
+        return pd.to_numeric(column, errors="coerce") if numeric else column
+
+    return _with_plain_texts(table.infer_objects().sort_values(list(columns), key=key, ignore_index=True))
 
 
 def _with_plain_texts(table: pd.DataFrame) -> pd.DataFrame:
@@ -477,7 +451,12 @@ def scaling_points(
                     row["turns_shared"] = turns.shared(names[place], names[base])
         for end, of in _EPOCH_ENDS.items():  # of the one that was made, where each worker went through all of the data
             row[f"epoch_s_{end}"] = passes(row) * row["train_samples"] / (row[f"samples_per_s_{of}"] or math.nan)
-        row |= _derived(row)
+        for end, name in _FRACTION.items():  # of a slowdown it is no fraction
+            fraction = math.nan if row["speedup_plain"] < 1 else float(karp_flatt(row[name], row["workers"]))
+            row[f"karp_flatt{end}"] = fraction
+        # POP's: useful seconds per sample of the plain baseline over those here. One plain worker waits for nobody; the
+        # ranks of a point spend N PE / X useful seconds on a sample, whatever is fixed: the quotient is E / PE.
+        row["computation_scalability"] = row["efficiency_plain"] / row["parallel_efficiency_median"]
         row["speedup_whole"] = math.nan if withheld(row) else row["speedup_whole"]
         row["flags"] = " ".join(_flags(row))
     for row in rows:
@@ -568,18 +547,8 @@ def rows_by(table: pd.DataFrame, keys: Sequence[str] = ("series", *CELL)) -> lis
     return list(found.values())
 
 
-def _derived(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the Karp-Flatt fraction with its 95 % interval, from that of the speedup (e falls as S grows), and POP's
-    computation scalability: useful seconds per sample of the plain baseline over those here.
-
-    One plain worker waits for nobody, so that its time is useful. The ranks of a point spend N PE / X useful seconds on
-    a sample, whether the work of a step is fixed in total or per worker: the quotient is E / PE.
-    """
-    ends = {"": "speedup_plain", "_low": "speedup_plain_high", "_high": "speedup_plain_low"}
-    fractions = {f"karp_flatt{end}": float(karp_flatt(row[name], row["workers"])) for end, name in ends.items()}
-    if row["speedup_plain"] < 1:  # of a slowdown it is no fraction
-        fractions = dict.fromkeys(fractions, math.nan)
-    return fractions | {"computation_scalability": row["efficiency_plain"] / row["parallel_efficiency_median"]}
+_FRACTION = {"": "speedup_plain", "_low": "speedup_plain_high", "_high": "speedup_plain_low"}
+"""What the Karp-Flatt fraction e and its 95 % interval are from: e falls as the speedup grows."""
 
 
 def _flags(row: Mapping[str, Any]) -> list[str]:
@@ -766,12 +735,18 @@ def doubts(runs: pd.DataFrame, points: pd.DataFrame, precision: float | None = N
     `precision`: half width that the study had as its aim, a share; None without one.
     """
     named, known = with_series(runs), points[~points["missing"]]
+    bad = failed_runs(named)
+    left_out = f"{len(bad)} of {len(named)} runs gave no result and are left out, not filled in"
+    places = "; ".join(
+        f"{series} at {worker_counts(rows['workers'])} ({plural(len(rows), 'run')})"
+        for series, rows in bad.groupby("series", sort=False)
+    )
     unseen = named[(named["backend"] == COMMAND) & measured(named)].groupby("series", sort=False)
     turns = doubts_of_turns(points.to_dict("records"), precision) if "turns_launches" in points or precision else ()
     return [
         *of_kind("other", (f"{series}: {command_words(rows['rate_from'])}." for series, rows in unseen)),
         *culprits(known),
-        *of_kind("missing", _doubt_failures(named)),
+        *of_kind("missing", [f"{left_out}: {places}. Running the study again repeats only these."] * bool(places)),
         *of_kind("other", _doubt_impossible(known)),
         *of_kind("baseline", (*_doubt_baselines(named, known), *_doubt_data(points), *_flagged(points, "mixed"))),
         *of_kind("missing", _doubt_shared(points)),
@@ -825,19 +800,8 @@ def efficiency_doubts(points: pd.DataFrame) -> list[str]:
     return [*culprits(known), *_doubt_impossible(known), *(each for told in above for each in told)]
 
 
-def _doubt_failures(named: pd.DataFrame) -> Iterator[str]:
-    bad = failed_runs(named)
-    places = "; ".join(
-        f"{series} at {worker_counts(rows['workers'])} ({plural(len(rows), 'run')})"
-        for series, rows in bad.groupby("series", sort=False)
-    )
-    if places:
-        told = f"{len(bad)} of {len(named)} runs gave no result and are left out, not filled in: {places}"
-        yield f"{told}. Running the study again repeats only these."
-
-
 def _doubt_impossible(known: pd.DataFrame) -> Iterator[str]:
-    """Say which throughputs and waits cannot be, by the one table of `analysis.impossible`."""
+    """Say which throughputs and waits cannot be, by the one table of `analysis.series.baselines`."""
     names = {"samples_per_s_median": "samples_per_s", "sync_s_median": "sync_s", "batch": "batch_size"}
     for series, rows in known[known["apart"] == ""].groupby("series", sort=False):
         table = rows[["workers", *names]].rename(columns=names)
@@ -964,7 +928,22 @@ def _doubt_unequal_baselines(points: pd.DataFrame) -> Iterator[str]:
 def _doubt_settings(named: pd.DataFrame) -> Iterator[str]:
     good = named[measured(named)]
     for partition, rows in good.groupby("partition", sort=True):
-        yield from (f"partition {partition}: {text}." for text in _doubt_partition(rows))
+        for column in (name for name in ENVIRONMENT if name in rows.columns):
+            values = sorted({f"{value}" for value in rows[column].dropna()} - {""})
+            if len(values) > 1:
+                differs = f"partition {partition}: {column} differs between runs ({', '.join(values)})"
+                yield f"{differs}; points made of different ones are not comparable."
+        parallel = rows[rows["backend"] != "serial"]
+        if parallel["horovod_defaults"].nunique() > 1:
+            stock = ", ".join(parallel.loc[parallel["horovod_defaults"], "series"].drop_duplicates())
+            some = f"some series run with the stock communication settings ({stock}) and others with the shipped ones"
+            yield f"partition {partition}: {some}; a difference between them is not one between transports."
+        cores = numbers(rows, "cores")
+        dense = rows[rows["workers"] / rows["nodes"] > cores]
+        if not dense.empty:
+            cramped = f"more workers than cores on a node at {worker_counts(dense['workers'])}"
+            few = f"({cores.min():.0f} cores); such points measure the sharing of cores"
+            yield f"partition {partition}: {cramped} {few}."
     few = (good["steps"] < FEW_STEPS) & (good["backend"] != COMMAND)
     told = (
         f"{series}: as few as {rows['steps'].min():.0f} steps in the timed window at "
@@ -976,24 +955,6 @@ def _doubt_settings(named: pd.DataFrame) -> Iterator[str]:
         studies = ", ".join(sorted(set(good["study"])))
         several = f"some points combine runs of several studies ({studies}) as if they were repeats"
         yield f"{several}; analyse the studies separately if anything changed between them."
-
-
-def _doubt_partition(rows: pd.DataFrame) -> Iterator[str]:
-    for column in (name for name in ENVIRONMENT if name in rows.columns):
-        values = sorted({f"{value}" for value in rows[column].dropna()} - {""})
-        if len(values) > 1:
-            differs = f"{column} differs between runs ({', '.join(values)})"
-            yield f"{differs}; points made of different ones are not comparable"
-    parallel = rows[rows["backend"] != "serial"]
-    if parallel["horovod_defaults"].nunique() > 1:
-        stock = ", ".join(parallel.loc[parallel["horovod_defaults"], "series"].drop_duplicates())
-        some = f"some series run with the stock communication settings ({stock}) and others with the shipped ones"
-        yield f"{some}; a difference between them is not one between transports"
-    cores = numbers(rows, "cores")
-    dense = rows[rows["workers"] / rows["nodes"] > cores]
-    if not dense.empty:
-        cramped = f"more workers than cores on a node at {worker_counts(dense['workers'])} ({cores.min():.0f} cores)"
-        yield f"{cramped}; such points measure the sharing of cores"
 
 
 def worker_counts(workers: Any) -> str:

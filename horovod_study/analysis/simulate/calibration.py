@@ -22,8 +22,8 @@ from pydantic import Field
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.costs import Link, moved_share, rounds
-from horovod_study.analysis.impossible import impossible
 from horovod_study.analysis.machine.network import all_reduce_at, all_reduces, fits_of
+from horovod_study.analysis.series.baselines import impossible
 from horovod_study.analysis.simulate.network import (
     CHOICES,
     MAX_WORKERS,

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study.analysis.study import Analysis
-from horovod_study.report.figures import causes, choices, convergence, resources, scaling, usage, waiting
+from horovod_study.report.figures import causes, convergence, scaling, waiting
 from horovod_study.report.grammar import Figure, write_files
 
 FIGURES: tuple[Callable[[Analysis], Figure | Sequence[Figure] | None], ...] = (
     *(scaling.speedup, scaling.efficiency, causes.breakdown, scaling.throughput),
     *(waiting.boundary, waiting.synchronisation, scaling.forecast),
-    *(convergence.learning, convergence.targets, resources.resources),
-    *(scaling.epoch_time, scaling.weak_scaling, scaling.regression, choices.transport_ratio),
-    *(choices.batch_size, choices.overhead, causes.losses, causes.machines),
-    *(usage.usage, usage.load),
+    *(convergence.learning, convergence.targets, causes.resources),
+    *(scaling.epoch_time, scaling.weak_scaling, scaling.regression, waiting.transport_ratio),
+    *(waiting.batch_size, waiting.overhead, causes.losses, causes.machines),
+    *(causes.usage, causes.load),
 )
 """Each returns its figure, or None where the analysis has no data for it, in the order in which a report shows them."""
 

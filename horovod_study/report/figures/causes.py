@@ -1,16 +1,30 @@
-"""What takes the time: the parts of a step, what more workers add to them, and what the machine could do."""
+"""What takes the time: parts of a step, what more workers add to them, what the machine could do; what it costs in
+energy and worker hours against workers, with their laws; and what the machine did, against workers and over time.
 
+Nothing is shown of runs on processors without an energy counter: their worker hours say what the efficiency says.
+"""
+
+import math
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
+
+import pandas as pd
 
 from horovod_study.analysis.machine.network import restored
+from horovod_study.analysis.machine.resources import SLICES
 from horovod_study.analysis.series.points import baseline_words
 from horovod_study.analysis.steps.breakdown import HOLDS_SYNC, IDEAL, MEASURED, hiding
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.figures.bench import drawings_of
-from horovod_study.report.grammar import Figure, of_bars
+from horovod_study.report.figures.scaling import Side, against_workers, law_words
+from horovod_study.report.grammar import Curve, Figure, Panel, Points, of_bars, spread
+from horovod_study.report.kit import panels as kit
+from horovod_study.report.kit import style
 from horovod_study.report.kit.style import INK, LAPS, LapStyle, series_styles
 from horovod_study.text.numbers import MINUS
+from horovod_study.text.words import plural
 
 _HIDDEN = {"hatch": "\\\\\\\\\\\\", "ink": LAPS["sync"].color, "edge": LAPS["sync"].color}
 _LAPS = {
@@ -101,3 +115,164 @@ def machines(analysis: Analysis) -> list[Figure]:
         for place, own in enumerate(found, 1)
         for each in own
     ]
+
+
+_SIZES = {
+    "J": ((1.0, "J"), (1e-3, "mJ"), (1e-6, "\u00b5J")),
+    "hours": ((1.0, "hours"), (1 / 60, "minutes"), (1 / 3600, "seconds")),
+}
+
+
+def resources(analysis: Analysis) -> Figure | None:
+    """Return the figure of energy and worker hours; None where no energy was recorded and no run used a GPU."""
+    wanted, rows, looks = _panels(analysis), analysis.resources, style.series_styles(analysis.points)
+    if not wanted:
+        return None
+    shown = rows[rows["setting"].isin(rows.loc[rows["workers"] > 1, "setting"])]
+    curves = analysis.quantity_curves[analysis.quantity_curves["series"].isin(shown["series"])]
+    curves = curves[curves["target_mse"].isna()]
+
+    def layers(own: pd.DataFrame, panel: dict[str, Any]) -> Iterator[Any]:
+        how: dict[str, Any] = {"scale": 1 / panel["unit"], "unit": panel["unit_name"]}
+        law = curves[(curves["quantity"] == panel["quantity"]) & curves["series"].isin(own["series"])]
+        yield Curve(rows=law, y="value", low="low", high="high", how={"linewidth": 1.5}, **how)
+        yield Points(rows=own, ends=("", ""), **spread(panel["quantity"]), **how)
+
+    laws = [(curves[curves["quantity"] == panel["quantity"]], f"{panel['label']}, ") for panel in wanted]
+    told = [law_words(rows, looks, analysis.points, before) for rows, before in laws if len(rows)]
+    read = " and ".join(devices(kind) for kind in rows["energy_of"].drop_duplicates() if kind)
+    words = [
+        "What training costs against the number of workers: energy of whole devices in the timed window, and hours, "
+        "workers x training samples / throughput.",
+        "lowest to highest repeat",
+        f"Energy of {read}." * bool(read),
+        f"Lines: the selected law with its 95 % band, dashed where extrapolated ({'; '.join(told)})." * bool(told),
+    ]
+    frames = [shown.assign(kind="point"), curves.assign(kind="line")]
+    data = pd.concat([each for each in frames if len(each)], ignore_index=True)
+    how: dict[str, Any] = {"rows": shown, "data": data, "looks": looks, "base": False}
+    sides: list[Side] = [(partial(layers, panel=panel), panel["label"], {}) for panel in wanted]
+    return against_workers(analysis, "resources", words, sides, title="What training costs", **how)
+
+
+def hours_word(analysis: Analysis) -> str:
+    """Return what a worker's hours are: `GPU` where all runs trained on GPUs, else `Worker`."""
+    devices = set(analysis.resources["device"])
+    return "GPU" if devices and not devices & {"", "cpu"} else "Worker"
+
+
+def scales(analysis: Analysis) -> dict[str, tuple[float, str]]:
+    """Return size and name of the units in which energy per sample and worker hours per epoch have readable numbers."""
+    found = {"energy_per_sample_j": (1.0, "J"), "worker_hours_per_epoch": (1.0, "hours")}
+    return found | {panel["quantity"]: (panel["unit"], panel["unit_name"]) for panel in _panels(analysis)}
+
+
+def devices(kinds: str) -> str:
+    """Return `GPUs and processors` for the kinds of devices `gpu and package`."""
+    return kinds.replace("gpu", "GPUs").replace("package", "processors") or "the devices that were read"
+
+
+def readable(kind: str, largest: float) -> tuple[float, str]:
+    """Return size and name of the unit of `J` or `hours` in which values up to `largest` are two or more."""
+    return next((each for each in _SIZES[kind] if largest >= 2 * each[0]), _SIZES[kind][-1])
+
+
+def _panels(analysis: Analysis) -> list[dict[str, Any]]:
+    """Return what is drawn: column, label of the axis, and the unit in which it can be read."""
+    rows, word = analysis.resources, hours_word(analysis)
+    nothing = rows["energy_per_sample_j_median"].isna().all() and word != "GPU"
+    if nothing or not (rows["workers"] > 1).any():
+        return []
+    columns = {"energy_per_sample_j": ("Energy per sample / {}", "J"),
+               "worker_hours_per_epoch": (f"{word} {{}} per epoch", "hours")}  # fmt: skip
+    panels = []
+    for quantity, (label, kind) in columns.items():
+        if not math.isnan(largest := float(rows[f"{quantity}_max"].max())):
+            size, name = readable(kind, largest)
+            panels.append({"quantity": quantity, "label": label.format(name), "unit": size, "unit_name": name})
+    return panels
+
+
+class Quantity(NamedTuple):
+    """What a panel shows: its columns are NAME_median, _min and _max; its unit, and the words of the caption."""
+
+    name: str
+    label: str
+    unit: str
+    words: str
+    scale: float = 1.0
+
+
+_CPU = Quantity("cpu_percent_per_rank", "CPU of a rank / %", "% of a core", "CPU: of a rank and all it started")
+_RSS = Quantity("rss_mb_per_rank", "Memory of a rank / MB", "MB", "memory: resident, largest of the window")
+_GPU = Quantity("gpu_percent", "GPU use / %", "% GPU use", "GPU use: share of time in which any kernel ran")
+_ON_GPUS = (
+    *(_GPU, Quantity("gpu_power_w_per_gpu", "Power of a GPU / W", "W", "power: the GPUs' own reading"), _CPU),
+    Quantity("gpu_memory_mb", "GPU memory / MB", "MB", "memory: largest of the window"),
+)
+_ON_CORES = (*(_CPU, _RSS), Quantity("package_power_w", "Power of processors / W", "W", "power: by their counters"))
+OVER_TIME = (
+    *(Quantity("step_s", "Mean step / ms", "ms", "mean step of each stretch", 1000.0), _GPU),
+    *(Quantity("gpu_power_w", "Power of all GPUs / W", "W", "power: sum over the GPUs"), _CPU, _RSS),
+)
+
+
+def usage(analysis: Analysis) -> Figure | None:
+    """Return use and power against workers; None where no run of several workers was sampled."""
+    table = analysis.usage
+    gpus = bool(table[["gpu_percent_median", "gpu_power_w_per_gpu_median"]].notna().any().any())
+    panels = [each for each in (_ON_GPUS if gpus else _ON_CORES) if table[f"{each.name}_median"].notna().any()]
+    known = table[(table["mode"] != "mixed") & table[[f"{each.name}_median" for each in panels]].notna().any(axis=1)]
+    if not panels or not (known["workers"] > 1).any():
+        return None
+
+    def layers(own: pd.DataFrame, each: Quantity) -> Iterator[Any]:
+        rows = own.assign(repeats=own[f"{each.name}_repeats"])
+        yield Points(rows=rows, **spread(each.name), ends=("", ""), scale=each.scale, unit=each.unit, line=True)
+
+    words = [
+        "Use of the machine against workers, means over the timed window and over ranks or GPUs. "
+        f"{'; '.join(panel.words for panel in panels)}.",
+        "lowest to highest repeat; the ring is one worker without a communication library",
+        kit.repeats_words(known),
+    ]
+    kept = [f"{panel.name}_{end}" for panel in panels for end in ("repeats", "median", "min", "max", "low", "high")]
+    data = known[["series", "setting", "partition", "device", "workers", "nodes", "repeats", *kept]]
+    title = "Use and power" if any("power" in panel.name for panel in panels) else "Use of the machine"
+    sides = [(partial(layers, each=each), each.label, {"beyond": None}) for each in panels]
+    return against_workers(analysis, "usage", words, sides, rows=known, data=data, base=False, title=title)
+
+
+def load(analysis: Analysis) -> Figure | None:
+    """Return the machine over the timed window at the largest count of each series; None where it was not sampled."""
+    table = analysis.load
+    panels = [each for each in OVER_TIME if table[f"{each.name}_median"].notna().any()][:4]
+    known = table[(table["mode"] != "mixed") & (table["workers"] > 1)]
+    if known.empty or not any(each.name != "step_s" for each in panels):
+        return None
+    (setting,) = kit.settings_of(known, most=1)
+    top = known[known["setting"] == setting]
+    for name in ("workers", "nodes"):
+        top = top[top[name].fillna(0) == top[name].fillna(0).groupby(top["series"]).transform("max")]
+    names = list(top.sort_values("workers", ascending=False, kind="stable")["series"].drop_duplicates()[:8])
+    shown = top[top["series"].isin(names)]
+    looks = series_styles(analysis.points)
+    for series, workers in shown[["series", "workers"]].drop_duplicates().itertuples(index=False):
+        looks[series] = replace(looks[series], label=f"{looks[series].label}, {plural(workers, 'worker')}")
+
+    def drawn(each: Quantity) -> Panel:
+        line = Curve(rows=shown, x="at_s", scale=each.scale, unit=each.unit, marked=True, **spread(each.name))
+        return Panel(layers=[line], y=each.label, x="Seconds since the timed window began")
+
+    return Figure(
+        name="load",
+        title="The machine over time",
+        alt=f"{'; '.join(panel.label for panel in panels)}: over the timed window; the values are in its CSV file.",
+        caption=f"The machine over the timed window, {setting}, at the largest worker count of each series: "
+        f"{'; '.join(panel.words for panel in panels)}. The window is cut into {SLICES} stretches of equal steps. "
+        "Lines: medians over repeats; bands: lowest to highest repeat. The other cells are in the CSV file.",
+        data=known,
+        panels=[drawn(each) for each in panels],
+        looks=looks,
+        shape=(2, 0.6, 0.5),
+    )

@@ -1,6 +1,8 @@
-"""Waiting for gradients against workers: with its law and per epoch, and what another node adds to it."""
+"""Waiting for gradients against workers: with its law and per epoch, and what another node adds to it; and what can be
+chosen: one backend against another, and the batch of a worker with its knee and its overhead.
+"""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,11 +14,12 @@ from matplotlib.ticker import MaxNLocator
 
 from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.boundary import DIRECT, INDIRECT, MEDIAN
+from horovod_study.analysis.sync.synchronisation import RESOLVED
 from horovod_study.report.figures.scaling import INTERVAL, Side, against_workers, law_words
-from horovod_study.report.grammar import Curve, Figure, Looks, Points, spread
+from horovod_study.report.grammar import Curve, Figure, Guide, Looks, Panel, Points, spread
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
-from horovod_study.text.numbers import with_unit
+from horovod_study.text.numbers import with_interval, with_unit
 from horovod_study.text.words import listed, plural
 
 _MOST_JUMPS = 6  # whose sizes the legend has
@@ -184,3 +187,185 @@ def _jump_entry(row: Mapping[Any, Any], look: style.SeriesStyle, label: str) -> 
     )
     text += ", not resolved" * (not pd.isna(row["resolved"]) and not row["resolved"])
     return kit.entry(look, text, linestyle=(0, (1, 2)) if row["kind"] == INDIRECT else "-", linewidth=0.9)
+
+
+MIN_BATCHES = 3
+MAX_LINES = 8  # of one figure that can be distinguished
+
+
+def transport_ratio(analysis: Analysis) -> Figure | None:
+    """Return the ratio of two backends that ran side by side; None where no two were paired at several counts."""
+    table = analysis.transports[analysis.transports["ratio"].notna() & (analysis.transports["workers"] > 1)]
+    counts = table.groupby(["a", "b"], sort=False)["workers"].nunique()
+    pairs = counts[counts >= 2].sort_values(ascending=False, kind="stable")  # with one the table says it better
+    if pairs.empty:
+        return None
+    kept = [pair for pair in counts.index if pair in pairs.index[:MAX_LINES]]
+    cells = analysis.synchronisation
+    base, labels = style.series_styles(cells), style.series_labels(cells)
+    settings = cells.drop_duplicates("series").set_index("series")["setting"]
+    several = settings[[a for a, _ in kept]].nunique() > 1
+    names = {(a, b): f"{labels[b]} / {labels[a]}" + f", {settings[b]}" * several for a, b in kept}
+    # A pair looks as its second series does, unless several pairs would look alike; hollow marks are not resolved.
+    own = [replace(base[b], label="", filled=True, ring=False) for _, b in kept]
+    own = own if len(set(own)) == len(own) else style.looks_in_order(list(names.values()))
+    looks = {name: replace(look, label=name, filled=True) for name, look in zip(names.values(), own, strict=True)}
+    pair = pd.Series(list(zip(table["a"], table["b"], strict=True)), index=table.index).map(names)
+    said = table["verdict"] + [f", {plural(count, 'pair')}" for count in table["pairs"]]
+    shown = table.assign(pair=pair, resolved=table["verdict"] == RESOLVED, said=said)[pair.notna()]
+    panels = []
+    for quantity, words in (("samples_per_s", "Throughput: more"), ("sync_s", "Waiting: less")):
+        rows = shown[shown["quantity"] == quantity].sort_values(["workers", "nodes"], kind="stable")
+        if len(rows):
+            how: dict[str, Any] = {"by": "pair", "line": True, "apart": True, "resolved": "resolved", "note": "said"}
+            points = Points(rows=rows, y="ratio", low="ratio_low", high="ratio_high", **how)
+            layers = [Guide(level=1.0, how={"linewidth": 0.9}), points]
+            panels.append(Panel(layers=layers, y="Ratio", title=f"{words} is better", limits=(None, None), nodes=rows))
+    ways = dict.fromkeys((row[f"{side}_backend"], row[f"{side}_transport"])
+                         for side in "ba" for row in shown.to_dict("records"))  # fmt: skip
+    alike, rest = len({backend for backend, _ in ways}) == 1, len(pairs) - len(kept)
+    compared = [style.TRANSPORTS.get(way[1], way[1]) if alike else style.runtime_label(*way) for way in ways]
+    what = "One backend against another, against the number of workers: the value of the first over that of the second."
+    return Figure(
+        name="transport_ratio",
+        title=" against ".join(compared) if len(compared) == 2 else f"Ratios of {listed(compared)}",
+        alt=what,
+        caption=f"{what} Points: geometric mean over pairs of runs of the same repeat; bars: 95 % intervals (Student's "
+        "t on logarithms). Filled: resolved, p below 0.05 after Holm over the worker counts."
+        f"{kit.boundary_words(shown)} {kit.repeats_words(shown, 'pairs')}{_left(rest, 'pair')}",
+        data=table,
+        panels=panels,
+        looks=looks,
+        legend=kit.judged_handles(),
+        shape=(2, 0.84, 0.52),
+    )
+
+
+_KEY = ["series", "workers", "nodes"]
+
+
+def _knees(lines: pd.DataFrame, knees: pd.DataFrame, y: str, scale: float) -> list[Curve]:
+    """Return the knee of each fitted line (batch, `y`) as a stroke on it, its interval as a thick piece of the line."""
+    strokes, pieces = list[dict[str, Any]](), [lines.iloc[:0]]
+    for knee in knees[knees["identified"].astype(bool)].to_dict("records"):
+        line = lines[lines["line"] == knee["line"]]
+        near = line.iloc[(line["batch"] - knee["knee"]).abs().argmin()]
+        text = f"knee at a batch of {with_interval(knee['knee'], knee['knee_low'], knee['knee_high'])}"
+        strokes.append({"line": knee["line"], "batch": knee["knee"], y: near[y], "said": text})
+        pieces.append(line[line["batch"].between(knee["knee_low"], knee["knee_high"])])
+    how: dict[str, Any] = {"x": "batch", "by": "line", "y": y, "scale": scale}
+    thick: dict[str, Any] = {"linestyle": "-", "linewidth": 5, "alpha": 0.35, "solid_capstyle": "butt", "zorder": 1.5}
+    stroke: dict[str, Any] = {"linestyle": "none", "marker": "|", "markersize": 13, "markeredgewidth": 1.8, "zorder": 5}
+    stroke |= {"markeredgecolor": None}  # that of its line
+    return [
+        Curve(rows=pd.concat(pieces), how=thick, **how),
+        Curve(rows=pd.DataFrame(strokes), how=stroke, marked=True, said="said", **how),
+    ] * bool(strokes)
+
+
+_QUANTITIES: dict[str, tuple[tuple[str, ...], str, str, float, str]] = {
+    "samples_per_s": (("_median", "_low", "_high"), "Throughput / 1000 {rate}", "thousand {rate}", 1 / 1000, "x"),
+    "epoch_s": (("_median", "_low", "_high"), "Time per epoch / s", "s per epoch", 1.0, "xy"),
+    "overhead": (("_median", "_low", "_high"), "Waiting / % of the step", "% of the step is waiting", 100.0, "x"),
+    "lost": (("", "_low", "_high"), "Lost to one worker / %", "% lost to one worker alone", 100.0, "x"),
+}
+"""What is drawn against the batch: its columns, the label of its axis, unit and factor, and logarithmic axes."""
+
+
+def batch_size(analysis: Analysis) -> Figure | None:
+    """Return throughput, time per epoch and waiting against the batch of a worker; None without three batches."""
+    curves, knees = (_named(part) for part in (analysis.batch_curves, analysis.knees))
+    words = [
+        "What a larger batch gives",
+        "Throughput, time per epoch (batches times the mean step) and waiting against the batch of one worker.",
+        "Lines: the fitted step, fixed + B per_sample or max(fixed, B per_sample), the form selected by AICc; stroke: "
+        "its knee, where both costs are equal, on its 95 % interval.",
+    ]
+    made = _against_batch(analysis, "batch_size", analysis.batches, words, list(_QUANTITIES)[:3], curves, knees)
+    if made is None:
+        return None
+    curves, knees = (part[part["line"].isin(list(made.looks))].drop(columns="line") for part in (curves, knees))
+    parts = {"point": analysis.batches, "line": curves, "knee": knees}
+    data = pd.concat([part.assign(kind=kind) for kind, part in parts.items() if len(part)], ignore_index=True)
+    stroke: dict[str, Any] = {"marker": "|", "markersize": 9, "markeredgewidth": 1.6, "linewidth": 3, "alpha": 0.5}
+    knee = Line2D([], [], color=style.QUIET, label="knee, 95 % interval", **stroke)
+    legend = [knee] * bool(knees["identified"].any())
+    return replace(made, data=data, legend=legend)
+
+
+def overhead(analysis: Analysis) -> Figure | None:
+    """Return what communication costs against the batch of a worker; None without three batches of several workers."""
+    table = analysis.batches[analysis.batches["workers"] > 1]
+    known = table[table["overhead_median"].notna() | table["lost"].notna()]
+    words = [
+        "Communication overhead against the batch",
+        "Waiting for gradients over the step, and what is lost to one worker alone at the same batch, "
+        "1 - X(N) / (N X(1)), against the batch of one worker.",
+    ]
+    none = analysis.batch_curves.iloc[:0].assign(line="")
+    return _against_batch(analysis, "overhead", known, words, list(_QUANTITIES)[2:], none, none)
+
+
+def _against_batch(
+    analysis: Analysis,
+    name: str,
+    table: pd.DataFrame,
+    words: Sequence[str],
+    quantities: Sequence[str],
+    curves: pd.DataFrame,
+    knees: pd.DataFrame,
+) -> Figure | None:
+    """Return the figure of some quantities (`words`: title, what it is, more); points without a law are joined."""
+    shown, looks, rest = _lines(analysis, table)
+    curves, knees = (part[part["line"].isin(list(looks))] for part in (curves, knees))
+    panels, (title, what, *more) = [], words
+    for quantity in quantities:
+        ends, label, unit, scale, log = _QUANTITIES[quantity]
+        columns, law = spread(quantity, *ends), curves if quantity in curves else curves.iloc[:0]
+        known = shown[shown[columns["y"]].notna()]
+        fitted = known["line"].isin(law["line"])
+        layers: list[Any] = [Guide(level=0.0)] * (scale == 100)
+        if len(law):
+            of_law = law[law[quantity].notna()]
+            curve = Curve(rows=of_law, x="batch", by="line", y=quantity, scale=scale)
+            layers = [curve, *_knees(law, knees, quantity, scale)]
+        how: dict[str, Any] = {"x": "batch", "by": "line", "unit": unit.format(rate=analysis.rate_unit), "scale": scale}
+        for rows, line in ((known[fitted], False), (known[~fitted], True)):
+            layers += [Points(rows=rows, line=line, **how, **columns)] * bool(len(rows))
+        if len(known):
+            label = label.format(rate=analysis.rate_unit)
+            panels.append(Panel(layers=layers, y=label, x="Batch of one worker", log=log))
+    told = " ".join([what, f"Points: medians over repeats; bars: {INTERVAL}.", *more]) + _left(rest, "line")
+    made = Figure(name=name, title=title, alt=what, caption=told, data=table, panels=panels, looks=looks)
+    return made if panels else None
+
+
+def _left(rest: int, what: str) -> str:
+    return f" In the CSV file only: {plural(rest, f'further {what}')}." * (rest > 0)
+
+
+def _named(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return rows with the name of their line: series, workers and nodes."""
+    return rows.assign(line=[f"{key}" for key in rows[_KEY].itertuples(index=False, name=None)])
+
+
+def _lines(analysis: Analysis, rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, style.SeriesStyle], int]:
+    """Return the rows of the lines that are drawn, with their names, the looks of these, and how many are left out.
+
+    A line is a series, worker count and number of nodes with several batches; of too many, those with most workers.
+    """
+    rows = _named(rows)
+    rows = rows[rows.groupby("line")["batch"].transform("nunique") >= MIN_BATCHES]
+    lines = rows.drop_duplicates("line")
+    drawn = lines.sort_values("workers", ascending=False, kind="stable")["line"].head(MAX_LINES)
+    shown = rows[rows["line"].isin(drawn)]
+    # A series of this table spans batches and has a name of its own; beside those of the study it gets their colours.
+    base = style.series_styles(pd.concat([analysis.points, shown], ignore_index=True))
+    counts, several = sorted(set(shown["workers"])), shown["setting"].nunique() > 1
+    looks = {}
+    for row in shown.drop_duplicates("line").to_dict("records"):
+        look, workers = base[row["series"]], row["workers"]
+        words = f"{look.label}, {plural(workers, 'worker')}" + f", {row['setting']}" * several
+        shape = style.MARKERS[counts.index(workers) % len(style.MARKERS)]
+        looks[row["line"]] = replace(look, marker=shape, filled=workers > 1, label=words, ring=False)
+    return shown, looks, len(lines) - MAX_LINES

@@ -1,22 +1,33 @@
-"""Figures and texts of one result, written into one folder."""
+"""Figures and texts of one result, written into one folder; a table as LaTeX for print, CSV to go on with, HTML.
+
+LaTeX is plain ASCII and needs the packages of PACKAGES and nothing else, under any engine: what the standard fonts
+lack is written with commands, and what they cannot write is named by its code point. Every text is escaped; no text
+of a run can become a command or a formula of a spreadsheet. The style of a page knows the classes n (a number), strong,
+missing (a warning) and screen-only: columns and rows that a print leaves out.
+"""
 
 import io
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from horovod_study.errors import refuse
 from horovod_study.files import csv_of, result_folder, write_file, writing
 from horovod_study.report.kit.style import FAMILIES, TEXT, FigureFormat, settled, style, to_bytes, without_glyph
-from horovod_study.report.kit.typeset import latex
+from horovod_study.text.numbers import MINUS, THIN
+from horovod_study.text.tables import Cell, Column, Table, printed
+from horovod_study.text.words import one_line
 
 FORMATS = ("pdf", "svg", "png")
 
@@ -99,3 +110,213 @@ def as_latex(figure: Figure) -> None:
         places = [place for place in axis.get_ticklocs(minor=minor) if low <= place <= high]
         labels = (axis.get_minor_formatter() if minor else axis.get_major_formatter()).format_ticks(places)
         axis.set_ticks(places, labels=[*map(escaped, labels)], minor=minor)
+
+
+TEMPLATES = Environment(
+    loader=PackageLoader("horovod_study", "report/page/templates"),
+    undefined=StrictUndefined,
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+"""What makes pages: every text in them is escaped."""
+
+PACKAGES = ("array", "booktabs", "graphicx", "longtable")
+"""What the preamble of a document with these tables loads."""
+
+PAGE_LINES = 44
+"""A table with more lines than this is a longtable, which breaks over pages; a float would run off its page."""
+
+
+def to_csv(table: Table) -> str:
+    """Return the unrounded numbers."""
+    assert table.data is not None
+    return csv_of(table.data)
+
+
+def caption_command(name: str) -> str:
+    """Return the command that a document may define to caption a table in its own words."""
+    return "\\hs" + "".join(letter for letter in name if letter.isalpha()) + "caption"
+
+
+def to_latex(table: Table) -> str:
+    """Return a `table`, or a `longtable` where it is longer than a page, of rules from booktabs, to be read by \\input.
+
+    A `table` that is wider than the line, of a text or of a column, is made as wide as that.
+    """
+    table = printed(table)
+    command, title = caption_command(table.name), latex(table.title)
+    caption = f"\\caption[{{{title}}}]{{{command}}}\\label{{tab:{table.name}}}"
+    spec = f"{{@{{}}{''.join(map(_kind, table.columns))}@{{}}}}"
+    head, body = ["\\toprule", *_header(table), "\\midrule"], list(_body(table))
+    notes = [f"\\par{{\\footnotesize\\noindent {latex(note)}\\par}}" for note in table.notes]
+    if len(head) + len(body) - 2 > PAGE_LINES:
+        lines = [
+            "\\begingroup\\scriptsize\\setlength{\\tabcolsep}{2pt}\\setlength{\\LTcapwidth}{\\linewidth}%",
+            *(f"\\begin{{longtable}}{spec}", f"{caption}\\\\", *head, "\\endfirsthead"),
+            f"\\multicolumn{{{_wide(table)}}}{{@{{}}l@{{}}}}{{\\itshape {title} (continued)}}\\\\",
+            *(*head, "\\endhead", "\\bottomrule", "\\endfoot", *body, "\\end{longtable}", *notes, "\\endgroup"),
+        ]
+    else:
+        lines = [
+            *("\\begin{table}", f"\\centering\\small\\setlength{{\\tabcolsep}}{{5pt}}{caption}\\par\\vspace{{5pt}}"),
+            *(f"\\sbox0{{\\begin{{tabular}}{spec}", *head, *body, "\\bottomrule", "\\end{tabular}}%"),
+            "\\ifdim\\wd0>\\linewidth\\resizebox{\\linewidth}{!}{\\usebox0}\\else\\usebox0\\fi",
+            *(*notes, "\\end{table}"),
+        ]
+    told = [
+        "% Written by horovod_study; needs " + "".join(f"\\usepackage{{{name}}}" for name in PACKAGES),
+        f"% In your own words: \\newcommand{command}{{...}} before this file is read.",
+        f"\\providecommand{command}{{{title}. {latex(table.caption)}}}%",
+    ]
+    return "\n".join([*told, *lines]) + "\n"
+
+
+def document(names: Sequence[str]) -> str:
+    """Return a document that shows the tables of these names, which are beside it: to look at, and to copy from."""
+    packages = "".join(f"\\usepackage{{{name}}}\n" for name in PACKAGES)
+    shown = "".join(f"\\input{{{name}}}\n" for name in names)
+    return (
+        "% Shows all tables: pdflatex tables.tex. A thesis needs the packages and an \\input per table.\n"
+        "\\documentclass[11pt,a4paper]{article}\n"
+        f"\\usepackage[textwidth=5.9in,textheight=9.4in]{{geometry}}\n{packages}"
+        f"\\begin{{document}}\n\\listoftables\n\\clearpage\n{shown}\\end{{document}}\n"
+    )
+
+
+FORMS: Mapping[str, Callable[[Table], str]] = {"tex": to_latex, "csv": to_csv}
+"""A table as a file, by its ending."""
+
+
+def _kind(column: Column) -> str:
+    if column.wrap:
+        return f">{{\\raggedright\\arraybackslash}}p{{{column.wrap:g}\\linewidth}}"
+    return "r@{\\hspace{0.4em}}l" if column.interval else "r" if column.number else "l"
+
+
+def _wide(table: Table) -> int:
+    """Return the columns of the tabular: two for a value with its interval."""
+    return sum(2 if column.interval else 1 for column in table.columns)
+
+
+def _header(table: Table) -> Iterator[str]:
+    """Yield the lines of the head: names, which end on the same line, then units in parentheses."""
+    names = [column.head.split("\n") for column in table.columns]
+    lines = [[""] * (max(map(len, names)) - len(name)) + name for name in names]
+    units = tuple(f"({column.unit})" * bool(column.unit) for column in table.columns)
+    for texts in [*zip(*lines, strict=True), *([units] if any(units) else [])]:
+        cells = (
+            f"\\multicolumn{{2}}{{c}}{{{latex(text)}}}" if column.interval else latex(text)
+            for text, column in zip(texts, table.columns, strict=True)
+        )
+        yield f"{' & '.join(cells)} \\\\"
+
+
+def _body(table: Table) -> Iterator[str]:
+    """Yield the lines of the groups; no page ends right after a title, and a title longer than a line breaks."""
+    for place, group in enumerate(table.groups):
+        if place:
+            yield "\\addlinespace"
+        if group.title:
+            kind = "p{0.98\\linewidth}" if len(group.title) > 80 else "l"
+            yield f"\\multicolumn{{{_wide(table)}}}{{@{{}}{kind}@{{}}}}{{\\itshape {_breaking(group.title)}}}\\\\*"
+        for row in group.rows:
+            cells: list[str] = []
+            for text, column in zip(row, table.columns, strict=True):
+                parts = text.partition(" ")[::2] if column.interval else (text,)
+                cells += map(_breaking if column.wrap else latex, parts)
+            yield f"{' & '.join(cells)} \\\\"
+
+
+def _breaking(text: str) -> str:
+    """Return the text as LaTeX that may also break after the parts of a path or a name."""
+    return latex(text).replace("/", "/\\allowbreak{}").replace("\\_", "\\_\\allowbreak{}")
+
+
+_SIGNS = {
+    "\\": "\\textbackslash{}", "{": "\\{", "}": "\\}", "$": "\\$", "&": "\\&", "%": "\\%", "#": "\\#", "_": "\\_",
+    "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "<": "\\textless{}", ">": "\\textgreater{}",
+    "|": "\\textbar{}", '"': "''", "`": "{`}",
+    "[": "{[}",  # at the start of a row it would be an option of the line break before it
+    "]": "{]}", "*": "{*}",
+    "-": "{-}",  # two are no dash
+    THIN: "\\,", "\u2009": "\\,", "\u00a0": "~", MINUS: "$-$", "\u2013": "\\textendash{}", "\u2014": "\\textemdash{}",
+    "\u2018": "`", "\u2019": "'", "\u201c": "``", "\u201d": "''", "\u2026": "\\ldots{}", "\u00d7": "$\\times$",
+    "\u00b7": "$\\cdot$", "\u00b1": "$\\pm$", "\u2264": "$\\le$", "\u2265": "$\\ge$", "\u2248": "$\\approx$",
+    "\u2192": "$\\to$", "\u221a": "$\\surd$", "\u221e": "$\\infty$", "\u00b0": "$^\\circ$", "\u00b2": "$^2$",
+    "\u00b3": "$^3$", "\u2074": "$^4$", "\u2076": "$^6$", "\u207b": "$^-$", "\u00b5": "$\\mu$", "\u00df": "\\ss{}",
+    "\u00e6": "\\ae{}", "\u00c6": "\\AE{}", "\u0153": "\\oe{}", "\u0152": "\\OE{}", "\u00f8": "\\o{}",
+    "\u00d8": "\\O{}", "\u0142": "\\l{}", "\u0141": "\\L{}", "\u0131": "\\i{}",
+}  # fmt: skip
+_GREEK = (
+    "03b1 alpha 03b2 beta 03b3 gamma 03b4 delta 03b5 varepsilon 03b6 zeta 03b7 eta 03b8 theta 03b9 iota 03ba kappa "
+    "03bb lambda 03bc mu 03bd nu 03be xi 03c0 pi 03c1 rho 03c3 sigma 03c4 tau 03c5 upsilon 03c6 varphi 03c7 chi "
+    "03c8 psi 03c9 omega 0393 Gamma 0394 Delta 0398 Theta 039b Lambda 039e Xi 03a0 Pi 03a3 Sigma 03a6 Phi 03a8 Psi "
+    "03a9 Omega"
+).split()
+_ACCENTS = {
+    "\u0300": "`", "\u0301": "'", "\u0302": "^", "\u0303": "~", "\u0304": "=", "\u0306": "u", "\u0307": ".",
+    "\u0308": '"', "\u030a": "r", "\u030b": "H", "\u030c": "v", "\u0327": "c",
+}  # fmt: skip
+LETTERS = {
+    **{chr(int(code, 16)): f"$\\{name}$" for code, name in zip(_GREEK[::2], _GREEK[1::2], strict=True)},
+    **_SIGNS,
+}
+"""What prints a letter that is not written as itself; those with accents follow from _ACCENTS."""
+
+
+def latex(text: str) -> str:
+    """Return the text as LaTeX in ASCII that prints it; letters beyond Latin and Greek as their code points."""
+    letters = unicodedata.normalize("NFC", one_line(text))
+    return "".join(LETTERS.get(letter) or (letter if letter.isascii() else _accented(letter)) for letter in letters)
+
+
+def _accented(letter: str) -> str:
+    parts = unicodedata.normalize("NFD", letter)
+    base, accent = parts[0], _ACCENTS.get(parts[1:])
+    if accent is None or not (base.isascii() and base.isalpha()):
+        return f"{{[}}U+{ord(letter):04X}{{]}}"
+    return f"\\{accent}{{{base if base not in 'ij' else chr(92) + base}}}"
+
+
+def to_html(table: Table, *, groups: str = "Series", kind: str = "broad") -> Markup:
+    """Return title, caption and table, which scrolls in itself where it is wider than the page, and its notes.
+
+    `groups` heads the titles of the groups, which are before their rows; without any title there is no such column.
+    `kind`: the classes of the table; `broad` where its rows have several lines, `flat` where they have one.
+    """
+    titled = any(group.title for group in table.groups)
+    heads = [*([Column(groups, "text")] if titled else []), *table.columns]
+    made = []
+    for group in table.groups:
+        hidden = [["screen-only"] * bool(getattr(row[0], "page_only", False)) for row in group.rows]
+        rows = [
+            ([] if titled and place == 0 else hidden[place], [*_cells(row, table.columns)])
+            for place, row in enumerate(group.rows)
+        ]
+        made.append((group.title, ["screen-only"] * all(hidden), rows))
+    text = TEMPLATES.get_template("table.html.j2").render(
+        table=table,
+        kind=kind,
+        titled=titled,
+        groups=made,
+        heads=[([*each.head.split("\n"), *filter(None, [each.unit])], _looks(each, strong=False)) for each in heads],
+    )
+    return Markup(text.rstrip("\n"))
+
+
+def _looks(column: Column, *, strong: bool) -> list[str]:
+    """Return the classes of the cells of a column."""
+    return ["n"] * column.number + ["strong"] * (strong and column.strong) + ["screen-only"] * column.page_only
+
+
+def _cells(row: tuple[str, ...], columns: tuple[Column, ...]) -> Iterator[tuple[str, Column, list[str], int]]:
+    """Yield text, column and classes of each cell, and over how many columns a warning goes, which is the last one."""
+    for place, (text, column) in enumerate(zip(row, columns, strict=True)):
+        if getattr(text, "warning", False):
+            yield text, column, ["missing"], len(row) - place
+            return
+        if column.interval:
+            value, _, interval = text.partition(" ")
+            text = Cell(value, interval, *getattr(text, "under", ()), doubts=getattr(text, "doubts", ()))
+        yield text, column, _looks(column, strong=True), 0

@@ -17,7 +17,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from horovod_study import __version__
@@ -32,12 +31,11 @@ from horovod_study.report import against as compared
 from horovod_study.report.figures import convergence
 from horovod_study.report.figures.catalogue import drawings, write_figures
 from horovod_study.report.grammar import Figure
-from horovod_study.report.kit.interactive import css_name, inline, script_json
+from horovod_study.report.kit.files import TEMPLATES, to_html
+from horovod_study.report.kit.panels import css_name, inline, script_json
 from horovod_study.report.kit.style import DARK, SCREEN_WIDTH_IN, series_labels
-from horovod_study.report.kit.typeset import to_html
-from horovod_study.report.page.doubts import told_doubts
 from horovod_study.report.page.sentences import headline, jumped, learned, outside, sentences, subheadline, waiting
-from horovod_study.report.page.tables import tables, write_tables
+from horovod_study.report.page.tables import tables, told_doubts, write_tables
 from horovod_study.text.numbers import THIN, fixed, short_rate
 from horovod_study.text.tables import Cell, Column, Group, Table
 from horovod_study.text.words import cut, listed, plural
@@ -119,9 +117,6 @@ def write_report(
 
 def render(analysis: Analysis, *, against: Any = None, printed: Sequence[Table] | None = None) -> str:
     """Return the page as text; equal analyses give equal pages. `printed`: its tables, where they are made already."""
-    lines: Any = dict.fromkeys(("autoescape", "trim_blocks", "lstrip_blocks"), True)
-    loader = PackageLoader("horovod_study", "report/page/templates")
-    environment = Environment(loader=loader, undefined=StrictUndefined, **lines)
     labels, printed = series_labels(analysis.points), tables(analysis) if printed is None else printed
     beside = [] if against is None else [compared.figure(against)]
     figures = {each.name: _figure(each) for each in (*beside, *drawings(analysis))}
@@ -133,7 +128,7 @@ def render(analysis: Analysis, *, against: Any = None, printed: Sequence[Table] 
         f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{own}'; img-src data:; base-uri 'none'; "
         "form-action 'none'"
     )
-    text = environment.get_template("report.html.j2").render(
+    text = TEMPLATES.get_template("report.html.j2").render(
         title=f"Scaling of {', '.join(provenance['studies'])}",
         eyebrow=[
             f"{plural(provenance['runs']['total'], 'run')} of {', '.join(provenance['studies'])}",
@@ -172,25 +167,16 @@ def _sections(
         lead = leads.get(each.place, ())
         if (figures or tables or lead) if not each.drawn else figures:
             first = [] if figures or any(table.name in each.tables for table in tables) else tables[:1]
-            found.append(
-                {
-                    "place": each.place,
-                    "title": each.title,
-                    "lead": lead,
-                    "figures": figures,
-                    "more": more if each.more else [],
-                    "tables": [_table(table, in_sight=table.name in each.tables or table in first) for table in tables],
-                }
-            )
+            shown = []  # what each table is folded under, empty where it is in sight, and the table
+            for table in tables:
+                rows = sum(len(group.rows) for group in table.groups)
+                kind = "broad" if any(group.title for group in table.groups) else "flat"
+                heading = {"against": "Metric", "environment": "Runs"}.get(table.name, "Series")
+                in_sight = (table.name in each.tables or table in first) and rows <= MAX_ROWS
+                shown.append(("" if in_sight else table.title, to_html(table, groups=heading, kind=kind)))
+            told = {"lead": lead, "figures": figures, "more": more if each.more else [], "tables": shown}
+            found.append({"place": each.place, "title": each.title, **told})
     return found
-
-
-def _table(table: Table, *, in_sight: bool) -> tuple[str, Markup]:
-    """Return what a table is folded under, empty where it is in sight, and the table."""
-    broad, rows = any(group.title for group in table.groups), sum(len(group.rows) for group in table.groups)
-    heading = {"against": "Metric", "environment": "Runs"}.get(table.name, "Series")
-    shown = to_html(table, groups=heading, kind="broad" if broad else "flat")
-    return "" if in_sight and rows <= MAX_ROWS else table.title, shown
 
 
 def _figure(drawing: Figure) -> dict[str, Any]:

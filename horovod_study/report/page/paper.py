@@ -17,10 +17,9 @@ from horovod_study.config.documents import read_bytes
 from horovod_study.files import result_folder, write_file, writing
 from horovod_study.report.figures.catalogue import drawings
 from horovod_study.report.grammar import Figure
-from horovod_study.report.kit.typeset import caption_command, latex, to_latex
-from horovod_study.report.page.doubts import told_doubts
+from horovod_study.report.kit.files import caption_command, latex, to_latex
 from horovod_study.report.page.sentences import answer, learned, sentences
-from horovod_study.report.page.tables import tables
+from horovod_study.report.page.tables import tables, told_doubts
 from horovod_study.text.tables import table_of
 from horovod_study.text.words import listed, plural
 

@@ -12,8 +12,7 @@ from horovod_study.analysis.sync.boundary import DIRECT, INDIRECT
 from horovod_study.analysis.sync.synchronisation import RESOLVED
 from horovod_study.records import COMMAND
 from horovod_study.report.kit.style import LAPS, series_labels
-from horovod_study.report.page.doubts import told_doubts
-from horovod_study.report.page.tables import place, tables
+from horovod_study.report.page.tables import place, tables, told_doubts
 from horovod_study.text.numbers import (
     THIN,
     known,
@@ -298,28 +297,25 @@ def waiting(analysis: Analysis) -> list[str]:
     cells = cells[cells["sync_s_median"].notna() & (cells["workers"] > 1)]
     largest = cells.sort_values("workers", kind="stable").drop_duplicates("series", keep="last").sort_index()
     largest = largest.sort_values("share_median", ascending=False, kind="stable").head(3)
-    return [
-        f"{named(labels, row)}, {plural(row['workers'], 'worker')}: {_wait(row)}." for row in largest.to_dict("records")
-    ]
+    found = []
+    for row in largest.to_dict("records"):
+        wait, epoch = (
+            [row[f"{name}_{end}"] for end in ("median", "low", "high")] for name in ("sync_s", "sync_per_epoch_s")
+        )
+        told = with_unit(*(1000 * each for each in wait), unit="ms")
+        text = (
+            f"{named(labels, row)}, {plural(row['workers'], 'worker')}: in the median repeat waiting for gradients "
+            f"takes {told} of a mean step, {percent(row['share_median'])}"
+        )
+        if math.isfinite(epoch[0]):
+            text += f", and {with_unit(*epoch, unit='s')} of an epoch of {row['batches_per_epoch']:.0f} batches"
+        found.append(f"{text}.")
+    return found
 
 
 def named(labels: Mapping[str, str], row: Mapping[Any, Any]) -> str:
     """Return the name of a row's series, with its setting."""
     return ", ".join(filter(None, (labels[row["series"]], row["setting"])))
-
-
-def _wait(row: Mapping[Any, Any]) -> str:
-    """Return what waiting takes of a step and of an epoch, where that is known."""
-    wait, epoch = (
-        [row[f"{name}_{end}"] for end in ("median", "low", "high")] for name in ("sync_s", "sync_per_epoch_s")
-    )
-    text = (
-        f"in the median repeat waiting for gradients takes {with_unit(*(1000 * each for each in wait), unit='ms')} of "
-        f"a mean step, {percent(row['share_median'])}"
-    )
-    if not math.isfinite(epoch[0]):
-        return text
-    return f"{text}, and {with_unit(*epoch, unit='s')} of an epoch of {row['batches_per_epoch']:.0f} batches"
 
 
 def jumped(analysis: Analysis) -> list[str]:
@@ -330,29 +326,24 @@ def jumped(analysis: Analysis) -> list[str]:
         first = rows[rows["fewer_nodes"] == rows["fewer_nodes"].min()]
         direct = first[first["kind"] == DIRECT]
         row = (direct if len(direct) else first).to_dict("records")[-1]
-        found.append(f"{named(labels, row)}: {_jump(row)}.")
+        hidden = not math.isfinite(row["jump_s"])  # then it is the whole step
+        start, part = ("step_", "step") if hidden else ("", "sync")
+        what = "step, in which synchronisation is hidden," if hidden else "wait for gradients per step"
+        jump, low, high = (1000 * row[f"{start}{each}_s"] for each in ("jump", "low", "high"))
+        fewer, more = (
+            place(*(row[f"{side}_{name}"] for name in ("workers", "nodes", "per_node")))
+            + (f" over {row[f'{side}_path']}" if row[f"{side}_path"] else "")
+            for side in ("fewer", "more")
+        )
+        before, after = (milliseconds(row[f"{side}_{part}_s"]) for side in ("fewer", "more"))
+        resolved = row[f"{start}resolved"]
+        verdict = "too few repeats to tell" if pd.isna(resolved) else "resolved" if resolved else "not resolved"
+        mixed = "; part of it is due to the further workers" if row["kind"] == INDIRECT else ""
+        found.append(
+            f"{named(labels, row)}: from {fewer} to {more} the {row['per_step']} {what} goes from {before}{THIN}ms to "
+            f"{after}{THIN}ms, by {signed(with_unit(jump, low, high, unit='ms'))} ({verdict}){mixed}."
+        )
     return found
-
-
-def _jump(row: Mapping[Any, Any]) -> str:
-    """Return what waits longer by how much from fewer to more nodes; the whole step where its wait is hidden."""
-    hidden = not math.isfinite(row["jump_s"])
-    start, part = ("step_", "step") if hidden else ("", "sync")
-    what = "step, in which synchronisation is hidden," if hidden else "wait for gradients per step"
-    jump, low, high = (1000 * row[f"{start}{each}_s"] for each in ("jump", "low", "high"))
-    fewer, more = (
-        place(*(row[f"{side}_{name}"] for name in ("workers", "nodes", "per_node")))
-        + (f" over {row[f'{side}_path']}" if row[f"{side}_path"] else "")
-        for side in ("fewer", "more")
-    )
-    before, after = (milliseconds(row[f"{side}_{part}_s"]) for side in ("fewer", "more"))
-    resolved = row[f"{start}resolved"]
-    verdict = "too few repeats to tell" if pd.isna(resolved) else "resolved" if resolved else "not resolved"
-    mixed = "; part of it is due to the further workers" if row["kind"] == INDIRECT else ""
-    return (
-        f"from {fewer} to {more} the {row['per_step']} {what} goes from {before}{THIN}ms to {after}{THIN}ms, by "
-        f"{signed(with_unit(jump, low, high, unit='ms'))} ({verdict}){mixed}"
-    )
 
 
 def answer_lines(analysis: Analysis) -> list[str]:

@@ -2,17 +2,22 @@
 
 Every number is a cell of a table or document of the analysis; here it is rounded to what its interval is worth
 (text/numbers.py) and gets its unit. CSV has the unrounded numbers. A table without data is left out, and so is a column
-without any value.
+without any value. Below them: doubts for a reader of the page, the worst first, each with what to do and to type.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain, repeat
 from operator import itemgetter
 from pathlib import Path
 from string import ascii_lowercase
-from typing import Any
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -23,36 +28,24 @@ from horovod_study.analysis.series.points import FLAGS, REPORTED, baseline_words
 from horovod_study.analysis.series.turns import ratios_are
 from horovod_study.analysis.study import Analysis
 from horovod_study.records import COMMAND
-from horovod_study.report.figures import resources
-from horovod_study.report.kit.files import write_result
+from horovod_study.report.figures import causes
+from horovod_study.report.kit.files import FORMS, document, write_result
 from horovod_study.report.kit.style import LAPS, series_labels
-from horovod_study.report.kit.typeset import FORMS, document
-from horovod_study.report.page.doubts import told_doubts
 from horovod_study.text.numbers import MINUS, THIN, alone, fixed, known, percent, places, signed, significant
 from horovod_study.text.tables import NOTHING, SCALES, Cell, Column, Row, Table, grouped, with_columns
 from horovod_study.text.words import listed, plural
 
 
-class _Declared:
-    """A table: title, caption and columns, in which `_words` fills in what is in braces, and where its rows are from.
+def _declared(title: str, caption: str, *columns: Column, **how: Any) -> SimpleNamespace:
+    """Return a table: title, caption and columns, in which `_words` fills in what is in braces, and where its rows are
+    from.
 
     They are those of `frame` of the analysis, by default that of the table's name, for which `need` is known, or what
     `rows` makes. Columns of theirs that begin with an underscore are for the table alone: `_group` or the series and
     `_mode` is over some rows, with `_under` and `_doubts` below it. The others, or those of `keep`, are the CSV.
     """
-
-    def __init__(
-        self,
-        title: str,
-        caption: str,
-        *columns: Column,
-        frame: str = "",
-        need: str = "",
-        rows: Callable[[Analysis], pd.DataFrame] | None = None,
-        keep: str = "",
-    ) -> None:
-        self.title, self.caption, self.columns = title, caption, columns
-        self.frame, self.need, self.rows, self.keep = frame, need, rows, keep
+    told: dict[str, Any] = {"title": title, "caption": caption, "columns": columns}
+    return SimpleNamespace(**told, **{"frame": "", "need": "", "rows": None, "keep": "", **how})
 
 
 def tables(analysis: Analysis, *only: str) -> list[Table]:
@@ -84,12 +77,12 @@ def _words(analysis: Analysis) -> dict[str, str]:
     plain = "one plain worker without a communication library"
     over = {"base": base, "other": other, "ratios": ratios_are(analysis.points), "rate": analysis.rate_unit}
     over |= {f"over_{name}": baseline_words(analysis.points, over[name], plain=plain) for name in ("base", "other")}
-    over["worker"] = resources.hours_word(analysis)
-    return over | {quantity: unit for quantity, (_, unit) in resources.scales(analysis).items()}
+    over["worker"] = causes.hours_word(analysis)
+    return over | {quantity: unit for quantity, (_, unit) in causes.scales(analysis).items()}
 
 
 def _made(
-    name: str, told: _Declared, analysis: Analysis, words: Mapping[str, str], labels: Mapping[str, str]
+    name: str, told: SimpleNamespace, analysis: Analysis, words: Mapping[str, str], labels: Mapping[str, str]
 ) -> Table | None:
     if told.rows is not None:
         rows = told.rows(analysis)
@@ -325,7 +318,7 @@ def _counted(row: Row) -> str:
 def _resources(analysis: Analysis) -> pd.DataFrame:
     cells = analysis.resources
     read = cells["energy_per_sample_j_median"].notna() | ~cells["device"].isin(["", "cpu"])
-    under = [f"energy of {resources.devices(kinds)}" if kinds else "" for kinds in cells["energy_of"]]
+    under = [f"energy of {causes.devices(kinds)}" if kinds else "" for kinds in cells["energy_of"]]
     return cells.assign(_under=under) if read.any() else cells[:0]
 
 
@@ -339,12 +332,6 @@ def _measurement(analysis: Analysis) -> pd.DataFrame:
         rows[-1]["_settings"] = "" if unknown else "stock" if each["stock_settings"] else "shipped"
         rows[-1] |= dict.fromkeys(("precision", "reduction"), "") if reported else {}
     return pd.DataFrame(rows)
-
-
-_ENVIRONMENT = (
-    *(("host", "Host"), ("cpu_model", "Processor"), ("cores", "Cores"), ("os", "Operating system")),
-    *(("python", "Python"), ("torch", "PyTorch"), ("horovod", "Horovod"), ("mpi", "MPI"), ("package", "horovod_study")),
-)
 
 
 _ENVIRONMENT = (
@@ -387,8 +374,8 @@ _GROWTH = (
     f"lap in it. {_95}."
 )
 
-_TABLES: Mapping[str, _Declared] = {
-    "points": _Declared(
+_TABLES: Mapping[str, SimpleNamespace] = {
+    "points": _declared(
         "Throughput, speedup and efficiency",
         "Medians over repeats; speedup and efficiency over {over_base}, of the same batch and data set, {ratios}. "
         "Step: mean; waiting for gradients: share of it. Outside: share of the training that is in no step "
@@ -414,7 +401,7 @@ _TABLES: Mapping[str, _Declared] = {
         "efficiency_wrapped_low efficiency_wrapped_high karp_flatt waiting_share outside_share_median "
         "whole_samples_per_s_median flags reasons",
     ),
-    "turns": _Declared(
+    "turns": _declared(
         "Speedups from turns",
         "Ratios to {over_base} within rounds of cells that alternate. Error of rounds: the standard error that they "
         "alone leave; launches: the standard deviation of what new processes change; cancelled: the share of both "
@@ -432,7 +419,7 @@ _TABLES: Mapping[str, _Declared] = {
         frame="points",
         need="turns_launches",
     ),
-    "laws": _Declared(
+    "laws": _declared(
         "Fitted scaling laws",
         f"Least squares on the median speedups over {{over_base}}; AICc compares laws of one series. {_95}. Linear: "
         "S = slope N + intercept; Amdahl: S = 1/(s + (1 \u2212 s)/N); Gustafson: S = s + (1 \u2212 s)N; USL: "
@@ -446,7 +433,7 @@ _TABLES: Mapping[str, _Declared] = {
         rows=_laws,
         keep="series law formula parameter value low high rmse aicc selected identifiable baseline",
     ),
-    "breakdown": _Declared(
+    "breakdown": _declared(
         "Parts of a training step",
         "Means over steps, workers and repeats, with lowest and highest repeat of the step in brackets. Waiting: from "
         "the end of a worker's own backward pass until the averaged gradients are there. A dash: inside the part "
@@ -455,7 +442,7 @@ _TABLES: Mapping[str, _Declared] = {
         rows=partial(_laps, ""),
     ),
     **{
-        name: _Declared(
+        name: _declared(
             f"What more workers add to a step, over one {{{kind}}} worker",
             _GROWTH.format(f"over_{kind}"),
             *(*_PLACE, _REPEATS, Column("Together", "interval", itemgetter("whole"), "ms"), *_LAPS),
@@ -463,7 +450,7 @@ _TABLES: Mapping[str, _Declared] = {
         )
         for name, kind in (("losttime", "base"), ("losttime-{other}", "other"))
     },
-    "balance": _Declared(
+    "balance": _declared(
         "Balance between the workers",
         "Medians over repeats. Parallel efficiency = load balance (mean over largest useful time of a worker) times "
         "communication efficiency (largest useful time over run time), after POP. Skew: from the mean to the last "
@@ -479,7 +466,7 @@ _TABLES: Mapping[str, _Declared] = {
         keep="series workers nodes repeats load_balance_median communication_efficiency_median "
         "parallel_efficiency_median skew_s_median",
     ),
-    "synchronisation": _Declared(
+    "synchronisation": _declared(
         "Waiting for gradients",
         "Medians over repeats of the mean over steps; per epoch: times the batches of an epoch. A dash: hidden "
         f"inside the backward pass. {_95}.",
@@ -491,7 +478,7 @@ _TABLES: Mapping[str, _Declared] = {
         Column("Median\nper epoch", "interval", "sync_per_epoch_s", "s"),
         rows=_synchronisation,
     ),
-    "boundary": _Declared(
+    "boundary": _declared(
         "What another node adds",
         "Waiting for gradients per step on fewer and on more nodes: medians over steps (means where a run has no "
         "median), then means over repeats. Direct: equal workers; "
@@ -507,7 +494,7 @@ _TABLES: Mapping[str, _Declared] = {
         Column("Jump of\nthe step", "interval", "step_jump_s step_low_s step_high_s", "ms", page_only=True),
         Column("Verdict", "text", lambda row: {True: "resolved", False: "not resolved"}.get(row["resolved"], NOTHING)),
     ),
-    "transports": _Declared(
+    "transports": _declared(
         "Backends compared, pair by pair",
         "Geometric means over pairs of runs of the same repeat (of turns: of throughputs within rounds), their ratio, "
         f"and p after Holm over the worker counts. {_95}. Pairs needed: to resolve a difference of 1 %.",
@@ -522,7 +509,7 @@ _TABLES: Mapping[str, _Declared] = {
         Column("Pairs\nneeded", "count", "pairs_needed", page_only=True),
         rows=_transports,
     ),
-    "cycle": _Declared(
+    "cycle": _declared(
         "Waiting against Horovod's cycle time",
         "What a longer cycle adds to the waiting of a step, what is left without one, and the share of the "
         f"cycle at Horovod's default. {_95}.",
@@ -535,7 +522,7 @@ _TABLES: Mapping[str, _Declared] = {
         Column("Share", "interval", "share_at_default share_low share_high", "%"),
         Column("Verdict", "text", "verdict", doubt="note", wrap=0.2),
     ),
-    "batches": _Declared(
+    "batches": _declared(
         "Batch sizes",
         f"Medians over repeats. Waiting: share of the step. Epoch: its whole batches times the step. {_95}.",
         *_PLACE,
@@ -546,7 +533,7 @@ _TABLES: Mapping[str, _Declared] = {
         Column("Waiting", "number", "overhead_median", "%"),
         Column("Epoch", "interval", "epoch_s", "s"),
     ),
-    "knees": _Declared(
+    "knees": _declared(
         "Where a larger batch stops paying",
         "Knee: the batch of one worker at which the fixed costs of a step equal those of its samples; largest "
         f"throughput: the limit of large batches. {_95}.",
@@ -560,7 +547,7 @@ _TABLES: Mapping[str, _Declared] = {
         Column("Batch\nfor 90 %", "number", "batch_for_90_percent", page_only=True),
         need="form",
     ),
-    "forecast": _Declared(
+    "forecast": _declared(
         "Forecast throughput",
         "Not measured: throughput on more workers than were run, with the 95 % interval for a single run in "
         "brackets, and its share of ideal scaling. The hold-out error of this method is in the table of hidden counts.",
@@ -570,7 +557,7 @@ _TABLES: Mapping[str, _Declared] = {
         rows=_forecast,
         keep="series setting workers nodes samples_per_s low high ideal_samples_per_s efficiency law doubts",
     ),
-    "holdout": _Declared(
+    "holdout": _declared(
         "Hold-out error: forecasts of hidden worker counts",
         "The same forecasts without the largest worker counts, compared with what was measured there. Errors: "
         "|forecast / measured \u2212 1|. Covered: measured values inside the 95 % interval. A law is here if selected.",
@@ -582,7 +569,7 @@ _TABLES: Mapping[str, _Declared] = {
         Column("Covered", "of", "_covered _scored"),
         rows=_holdout,
     ),
-    "workers": _Declared(
+    "workers": _declared(
         "Recommended worker counts",
         "Knee: where one more worker gains less than half of what a worker brings on average. Highest "
         f"throughput: the peak of the USL. {_95}; beyond: no upper bound up to that count.",
@@ -591,7 +578,7 @@ _TABLES: Mapping[str, _Declared] = {
         Column("Throughput", "number", "samples_per_s", "{rate}"),
         rows=_recommended,
     ),
-    "learning": _Declared(
+    "learning": _declared(
         "Best test errors",
         "The median run, with lowest and highest repeat in brackets. Efficiency: statistical floor over test "
         "MSE. Rate r: the test MSE falls as samples to the power \u2212r, with its 95 % interval.",
@@ -608,7 +595,7 @@ _TABLES: Mapping[str, _Declared] = {
         "best_samples best_train_s best_wall_s final_mse_median floor_mse efficiency rate rate_low rate_high "
         "rate_interval",
     ),
-    "targets": _Declared(
+    "targets": _declared(
         "Time to target",
         "The median run. Speedup to the target over {over_base} = throughput ratio \u00d7 statistical efficiency. "
         f"{_95}; < and > are before bounds from targets that were not met.",
@@ -626,7 +613,7 @@ _TABLES: Mapping[str, _Declared] = {
             ["target_mse", "workers"], ascending=[False, True], kind="stable"
         ),
     ),
-    "resources": _Declared(
+    "resources": _declared(
         "Energy and {worker} hours",
         "Medians over repeats, of the timed window. Energy ratio: per sample, over one plain worker. Speedup "
         f"per joule: speedup over energy ratio. {_95}.",
@@ -640,7 +627,7 @@ _TABLES: Mapping[str, _Declared] = {
         Column("{worker} time\nof a run", source="worker_hours_of_run_median", unit=_HOURS, page_only=True),
         rows=_resources,
     ),
-    "measurement": _Declared(
+    "measurement": _declared(
         "How it was measured",
         "Per series, smallest to largest value over its finished runs. Settings: those of the communication "
         "library. Left out: steps before the timed window.",
@@ -654,14 +641,14 @@ _TABLES: Mapping[str, _Declared] = {
         Column("Left\nout", "span", "excluded_steps_min excluded_steps_max"),
         rows=_measurement,
     ),
-    "environment": _Declared(
+    "environment": _declared(
         "Machines and software",
         "As the runs recorded them.",
         Column("What", "text", "_what"),
         Column("Recorded", "text", "_is", wrap=0.7),
         rows=_environment,
     ),
-    "doubts": _Declared(
+    "doubts": _declared(
         "Doubts",
         "What the analysis found that a reader must know before quoting a number.",
         Column("No.", "count", "_number"),
@@ -670,7 +657,7 @@ _TABLES: Mapping[str, _Declared] = {
             [{"_number": number, "doubt": each.text} for number, each in enumerate(told_doubts(analysis), 1)]
         ),
     ),
-    "failed": _Declared(
+    "failed": _declared(
         "Runs without a result",
         "No values were substituted.",
         Column("Run", "text", "run", wrap=0.3, names=True, code=True),
@@ -681,3 +668,100 @@ _TABLES: Mapping[str, _Declared] = {
         rows=lambda analysis: pd.DataFrame(analysis.provenance["failed"]),
     ),
 }
+
+
+SHARED = 3  # a doubt that so many series share is said once
+
+_STUDY, _RUN, _TABLE = "horovod-study run STUDY.yaml", "horovod-study explain RUN_DIR", "horovod-study report TABLE"
+
+REMEDIES = {
+    "table": ("say what a column is, where it was read otherwise (docs/fit.md)", f"{_TABLE} --columns NAME=COLUMN"),
+    "cause": ("end the cause that is named, and record again", _STUDY),
+    "outside": ("evaluate and save more rarely, or quote the rate with it", _RUN),
+    "hidden": ("measure steps without communication, too", f"{_RUN} --measure"),
+    "steps": ("set more steps: in the study file, and run it again", _STUDY),
+    "superlinear": ("add repeats, and see whether it stays", _STUDY),
+    "missing": ("run the study again: it runs only what is missing or failed", _STUDY),
+    "baseline": ("name the baseline that you quote, and record the one that is missing", _STUDY),
+    "unsteady": ("end other programs, or alternate until the intervals are narrow", f"{_STUDY} --until 2%"),
+    "versions": ("run the older ones again, on the same kind of machine with the same versions", _STUDY),
+    "parts": ("do not quote these parts, and look at the steps of a run", _RUN),
+    "nodes": ("add worker counts on both sides of the node boundary", _STUDY),
+    "energy": ("give every node the same sensors", "horovod-study doctor"),
+    "other": ("see docs/reading.md", _RUN),
+}
+"""What to do and what to type about each kind of doubt (analysis.series.culprits.Kind), the worst first."""
+
+
+class ToldDoubt(NamedTuple):
+    """A doubt; `names`: the series that share it, where they are many."""
+
+    text: str
+    names: tuple[str, ...]
+    remedy: str
+    command: str
+
+
+def names_of(analysis: Analysis) -> dict[str, str]:
+    """Return the name of each series for readers, with its setting where another has the same label."""
+    found: dict[str, str] = {}
+    for table in (analysis.knees, analysis.points):  # a series of the first has several batches
+        labels = series_labels(table)
+        settings, several = dict(zip(table["series"], table["setting"], strict=True)), Counter(labels.values())
+        found |= {name: f"{label}, {settings[name]}" if several[label] > 1 else label for name, label in labels.items()}
+    return found
+
+
+def told_doubts(analysis: Analysis) -> list[ToldDoubt]:
+    """Return the doubts of a study as the page tells them, the worst first."""
+    runs, found = analysis.runs, dict[str, str]()  # the run with most workers of each series, and by "" of all
+    if {"series", "run", "study", "status"} <= set(runs.columns):
+        done = runs[(runs["status"] == "done") & (runs["study"] != "train")].sort_values("workers", kind="stable")
+        for series, study, run in done[["series", "study", "run"]].itertuples(index=False):
+            within = run if run.startswith(f"{study}/") else f"{study}/{run}"
+            found[series] = found[""] = shlex.quote(f"runs/{within}")
+    return doubts_of(analysis.provenance, names_of(analysis), found)
+
+
+def doubts_of(
+    provenance: Mapping[str, Any], labels: Mapping[str, str], runs: Mapping[str, str] = MappingProxyType({})
+) -> list[ToldDoubt]:
+    """Return the doubts of Analysis.provenance, the worst first; `labels`: names_of, `runs`: a run of each series.
+
+    A doubt that SHARED series have in common stands at the place of the first, with their names. Commands name the
+    files of the study or of the table where those that made it name one, and the run with most workers.
+    """
+    doubts, kinds = provenance["doubts"], provenance.get("doubt_kinds") or ()
+    ranks, files = list(REMEDIES), _files(provenance.get("commands") or ())
+    series = re.compile("|".join(rf"(?<!\w){re.escape(each)}(?!\w)" for each in sorted(labels, key=len)[::-1]) or "$^")
+    sharing: dict[str, list[str]] = {}
+    for doubt in doubts:
+        name, _, text = doubt.partition(": ")
+        sharing.setdefault(text if name in labels else doubt, []).append(name)
+    found: dict[str, tuple[int, ToldDoubt]] = {}
+    for doubt, told_kind in zip(doubts, chain(kinds, repeat("other")), strict=False):
+        kind = f"{told_kind}" if told_kind in ranks else "other"
+        name, _, text = doubt.partition(": ")
+        shared = sharing[text] if name in labels else []
+        names = tuple(labels[each] for each in shared) if len(shared) >= SHARED else ()
+        told = f"{len(names)} series: {text}" if names else doubt
+        remedy, command = REMEDIES[kind]
+        if "table" in kinds and kind != "table":  # which no study can measure again
+            remedy, command = "add what is missing to the table, each as a row of its own", _TABLE
+        of = series.search(doubt)
+        run = runs.get(of[0] if of else "", runs.get("", "RUN_DIR"))
+        for unknown, path in (files | {"RUN_DIR": run}).items():
+            command = command.replace(unknown, path)
+        told = series.sub(lambda hit: labels[hit[0]], told)
+        found.setdefault(told, (ranks.index(kind), ToldDoubt(told, names, remedy, command)))
+    return [doubt for _, doubt in sorted(found.values(), key=lambda each: each[0])]
+
+
+def _files(commands: Sequence[str]) -> dict[str, str]:
+    """Return what stands for STUDY.yaml and TABLE in `commands`, where it is one file."""
+    found = {}
+    for unknown, start in (("STUDY.yaml", r"run (?=\S+\.ya?ml|'[^']+\.ya?ml')"), ("TABLE", "report ")):
+        paths = {path[1] for each in commands if (path := re.match(rf"horovod-study {start}('[^']+'|\S+)", each))}
+        if len(paths) == 1:
+            found[unknown] = paths.pop()
+    return found
