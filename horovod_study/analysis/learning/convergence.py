@@ -69,6 +69,7 @@ def convergence(
     *,
     targets: Sequence[float] = (),
     baseline: str = "plain",
+    finished: bool = True,
 ) -> SimpleNamespace:
     """Return learning curves, best errors and times to target of a run table and its evaluations (`epoch_table`).
 
@@ -76,13 +77,13 @@ def convergence(
     (TARGET_COLUMNS, a row per cell and target), crossings (CROSSING_COLUMNS, a row per run and target; lower bounds
     where it was not reached), doubts.
     `targets` are test MSEs; without any, three levels between the first and the best MSE common to the cells are
-    taken. Speedups are over the one-worker cell that `baseline` (`plain` or `wrapped`) names. Only runs
-    that ended well count. Raises AnalysisError for a target that is not greater than 0.
+    taken. Speedups are over the one-worker cell that `baseline` (`plain` or `wrapped`) names. With `finished` only
+    runs that ended well count. Raises AnalysisError for a target that is not greater than 0.
     """
     for target in targets:
         if not (math.isfinite(target) and target > 0):
             raise AnalysisError(f"target {target}: must be a test MSE greater than 0, for instance 1e-4")
-    cells = [] if evaluations is None else list(_cells(runs, evaluations))
+    cells = [] if evaluations is None else list(_cells(runs, evaluations, finished=finished))
     levels = sorted({float(target) for target in targets}, reverse=True) or _default_targets(cells)
     met = [[[crossing(run, target) for run in cell["runs"]] for target in levels] for cell in cells]
     rows, crossings = [], []
@@ -112,10 +113,10 @@ def _frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.Data
     return points.whole_numbers(pd.DataFrame(list(rows), columns=list(columns)), whole)
 
 
-def _cells(runs: pd.DataFrame, evaluations: pd.DataFrame) -> Iterator[_Cell]:
+def _cells(runs: pd.DataFrame, evaluations: pd.DataFrame, *, finished: bool) -> Iterator[_Cell]:
     """Yield the cells that have evaluations, in the order of the points."""
     table = points.with_series(runs)
-    table = table[points.measured(table)]
+    table = table[points.measured(table)] if finished else table
     numbers = ("floor_mse", "energy_per_sample_j", "seed")
     table = table.assign(**{name: points.numbers(table, name) for name in numbers})
     # The seconds of an evaluation count from the declared warm-up, wherever the steady state begins.
