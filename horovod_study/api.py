@@ -160,7 +160,7 @@ def read_points(
     left_out: dict[str, str] | None = None,
     data: bytes | None = None,
 ) -> "pd.DataFrame":
-    """Return the points of a CSV file with columns workers, samples_per_s and perhaps more (docs/fit.md).
+    """Return the points of a CSV file with columns workers, samples_per_s and perhaps more (docs/predict.md).
 
     A folder holds runs, such as that of a study, or logs of trainings, of which the same page says how they are read; a
     log alone is one point, LOG@8 says that it had 8 workers. `data` is the content, where `path` is only its name.
@@ -204,7 +204,7 @@ def simulate(
     seed: int = 1,
     **constants: Any,
 ) -> "pd.DataFrame":
-    """Return simulated steps: one row per scenario and worker count (docs/simulate.md).
+    """Return simulated steps: one row per scenario and worker count (docs/predict.md).
 
     `runs` are run directories (computing), `benches` are files of `horovod-study bench`
     or what nccl-tests, rccl-tests or osu_allreduce printed (the network); `what_if` and

@@ -3,7 +3,7 @@
 Totals of a run are made again from its step rows (`recount`), tables are compared (`compare_tables`), and faults are
 looked for that leave every number right and the study wrong (`lint`): the best of several repeats, unequal baselines, a
 warm-up in the window, another program on the cores. Each answer is a Fault of one of the RULES that names the cell and
-the runs. docs/check.md explains all of them.
+the runs. docs/report.md explains all of them.
 """
 
 import hashlib
@@ -682,7 +682,7 @@ def _warm_up(runs: Sequence[Recount], cell: Mapping[str, Any]) -> Iterator[Fault
 
     In a steady run each of B equal parts of the window is as likely to be the slowest as any other, so that in how many
     repeats the first one is has a binomial distribution. A point is told when the tail, times the number of scales, is
-    at most WARM_UP_ALARM and the first part is slower than the middle one by _WARM_UP_LEVEL; see docs/check.md.
+    at most WARM_UP_ALARM and the first part is slower than the middle one by _WARM_UP_LEVEL; see docs/report.md.
     """
     if (told := _slow_begin([each.begins for each in runs])) is not None:
         chance, blocks, slow = told

@@ -4,7 +4,7 @@
     points_from    logs of trainings, one point each: MLPerf Training, Horovod's benchmark, Megatron-LM ... (FORMATS)
     benches_of     bench.json, and what nccl-tests, rccl-tests and OSU's osu_allreduce print of a network
 
-Points have the columns COLUMNS (docs/fit.md). Other names are read where HEADERS has them, other units by UNITS and
+Points have the columns COLUMNS (docs/predict.md). Other names are read where HEADERS has them, other units by UNITS and
 PREFIXES, in names or cells. Where two readings are possible, the reader asks (an error of one line that names the
 choice) or tells: `frame.attrs["read"]` says what was guessed (`columns` says it instead), `frame.attrs["doubts"]` what
 is odd.

@@ -5,8 +5,7 @@ A kit like `stats`: it imports nothing of this package but that and the errors, 
 In each round every cell of a block trains for one slice; a launch is the rounds of the same processes. What is compared
 is the logarithm of the ratio of two rates within a round: drift and load that both cells feel drop out of it. Two
 components of variance are left: rounds scatter about the level of their launch, with a memory that reaches over
-neighbours, and launches have levels of their own (memory layout, ports). docs/precision.md has the reasons, and how
-often the intervals hold the truth.
+neighbours, and launches have levels of their own (memory layout, ports). docs/metrics.md has the formulas.
 
 Letters: S slices, L launches, n rounds of a launch. Rates in samples/s, loads in cores, all ratios as logarithms where
 nothing else is said. NaN is what is not known.
@@ -311,8 +310,7 @@ class Precision:
 
     Rounds go on until the width is reached, whatever the estimate is: fixed-width stopping (Y. Chow and H. Robbins,
     Ann. Math. Statist. 36, 1965, 457-462), which is paid for by launches of a length that is fixed before, by few looks
-    (one at the end of each launch) and by `level`. docs/precision.md compares it with confidence sequences and with
-    group-sequential bounds.
+    (one at the end of each launch) and by `level`.
     """
 
     half_width: float = 0.02

@@ -308,7 +308,7 @@ def _predict_arguments(add: Parser) -> None:
     add("--target-samples", nargs="+", metavar="X|N:X", help=target, more=True)
     marginal = "the knee: least gain of one more worker, of the mean one's (default 0.5)"
     add("--marginal", **NUMBER, default=0.5, help=marginal, more=True)
-    add.epilog = "Laws, points files and what the doubts mean: docs/fit.md"
+    add.epilog = "Laws, points files and what the doubts mean: docs/predict.md"
 
 
 def predict(options: argparse.Namespace) -> Result:
@@ -478,7 +478,7 @@ def simulate(options: argparse.Namespace) -> Result:
 
 def _model_parallel_arguments(add: Parser) -> None:
     add("--model-parallel", **FLAG, help=argparse.SUPPRESS)
-    add("--model", type=Path, metavar="FILE.yaml", help="a model in layers, docs/model_parallel.md")
+    add("--model", type=Path, metavar="FILE.yaml", help="a model in layers, docs/predict.md")
     add("--widths", metavar="C-C-H", help="or the worked example (default 15-38-197)")
     add("--batch", **COUNT, help="samples per worker and step (default 75)")
     add("--workers", **COUNT, help="workers (default 2)")

@@ -110,7 +110,7 @@ class DistributedBackend(Averaging):
     def bind(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         config = self._config
         asked = [name for name in _HOOKS_ONLY if getattr(config, name) != OPTIONS[name].default]
-        # Its buckets are packed without Python, also where all gradients fit into one: docs/communication.md.
+        # Its buckets are packed without Python, also where all gradients fit into one: docs/bench.md.
         self.choose(model, hooks_asked=bool(asked), hooks_because="torch's own buckets cost less than a flat buffer")
         if self.reduction == "hooks":
             self.last_gradient = LastGradient(model.parameters())

@@ -1,7 +1,7 @@
 """Who gets the core when gradients arrive: the thread that computes, or the threads that carry them.
 
 Gloo's threads sleep until data arrive, and Linux lets them wait for a core on which a thread computes, while the other
-workers wait for their answer (docs/communication.md). Two ways to let them in at once:
+workers wait for their answer (docs/bench.md). Two ways to let them in at once:
 
     realtime   the real-time class SCHED_RR, which goes before everything ordinary; needs CAP_SYS_NICE (root)
     slice      a time slice of 0.1 ms instead of about 3 ms (sched_setattr, Linux 6.12 and later): a thread that asks

@@ -1,6 +1,6 @@
 """The communication settings that ship with the package: set when the user has not, recorded either way.
 
-docs/communication.md says why these: with workers on all cores, whatever polls takes the core from whatever computes.
+docs/bench.md says why these: with workers on all cores, whatever polls takes the core from whatever computes.
 """
 
 import os

@@ -137,7 +137,7 @@ _Named = BeforeValidator(_kind, json_schema_input_type=Literal["median", "hyperb
 
 
 class SearchFile(Form):
-    """A search: which options are varied between which values, and how long; docs/search.md explains every key."""
+    """A search: which options are varied between which values, and how long; docs/strain.md explains every key."""
 
     search: Text
     partition: Text = "local"

@@ -1,4 +1,4 @@
-"""From which step on a run is steady, found in its step times (docs/steady.md has the rules and why they are modest).
+"""From which step on a run is steady, found in its step times (docs/explain.md has the rules).
 
 The steps of a run are cut into at most BLOCKS blocks of at least BLOCK_STEPS steps, so that single pauses count
 for nothing. The logarithms of their medians, y (n,), are divided into segments of one level such that

@@ -412,7 +412,7 @@ def step_schema() -> "pa.Schema":
 
 
 def system_schema() -> "pa.Schema":
-    """Return the columns of a system sample; docs/system.md defines them.
+    """Return the columns of a system sample.
 
     One row per sample and `part`: "rank 0" (its process tree), "host", "gpu 0", "package 0" (of the processors). What
     a part has not is null. Bytes and context switches are counts since the reading before: over `interval_s` seconds,

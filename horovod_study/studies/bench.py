@@ -7,7 +7,7 @@ Horovod over Gloo does, is a job of its own. Started under mpirun, srun, horovod
 that launch and starts none.
 
 The proof that parallel training equals sequential training: a case is one parallel training run of S steps: a runtime,
-N workers, a reduction, a precision, an optimiser, even or uneven shards. docs/verify.md says what it must have in
+N workers, a reduction, a precision, an optimiser, even or uneven shards. docs/bench.md says what it must have in
 common with the sequential run, and why the averaged gradient is looked at by itself: Adam divides it by its own size,
 so a sum in the place of a mean hardly moves the parameters.
 """

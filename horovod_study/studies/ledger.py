@@ -1,7 +1,7 @@
 """The ledger of a study: the state of every cell, read from run directories, claims and submitted jobs.
 
 A cell's run directory is RUNS/<study>/<key>/, where the key holds everything the cell was asked to do, with which code
-and in which environment: a cell that was run once is never run again. docs/cluster.md says what each state means. Only
+and in which environment: a cell that was run once is never run again. docs/studies.md says what each state means. Only
 `done`, `failed`, `stopped` and `running` are words of a run's own record; what else happened is known to whoever ran
 the cell, who says so when giving back the claim on it (lease.py), or to the scheduler (jobs.py).
 

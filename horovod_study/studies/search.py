@@ -1,6 +1,6 @@
 """Hyper-parameter search: a study of Optuna, whose trials are cells that the engine runs.
 
-docs/search.md explains every key of its file, and what is in the folder RUNS/NAME of a search; several commands, on
+docs/strain.md explains every key of its file, and what is in the folder RUNS/NAME of a search; several commands, on
 several hosts, share it.
 
 A trial is open in the journal until Optuna is told how it ended, and whoever holds its claim runs it. One whose command

@@ -1,6 +1,6 @@
 """`run STUDY --tune`: which settings of communication make the training of a study fastest, at its most workers.
 
-Settings are arms of a race by halving (docs/tune.md: "How it decides"). Libraries read theirs when they start, so each
+Settings are arms of a race by halving (docs/studies.md). Libraries read theirs when they start, so each
 arm is launched: it is a cell of the study RUNS/<study>-tune, in turns where that is possible. What is typed again goes
 on: a launch that is whole is only read. Machines drift, so settings are only ever compared within rounds, by the
 estimate of `analysis.paired`: a launch in turns has many, one after the other all runs of a launch are one round.

@@ -109,7 +109,7 @@ class ProductBlocks:
 class BlockSizes:
     """How much one program of a launch does; powers of two, none below 16 that a matrix product sees.
 
-    `fitting` chooses what was fastest on an H100 at batch 75 and 1024 in fp32 and tf32 (docs/gpu.md): a small batch
+    `fitting` chooses what was fastest on an H100 at batch 75 and 1024 in fp32 and tf32 (docs/strain.md): a small batch
     wants small blocks, lest most of the GPU is idle, and a large one blocks that read a weight less often.
     """
 

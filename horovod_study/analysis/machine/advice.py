@@ -3,7 +3,7 @@
 Everything is per step of one global batch G = n b, so that the ways can be compared: n workers, b samples per worker
 when the data are split. Memory is counted, not measured; times follow from the two constants of the network
 (analysis/costs.py) and the rate of computing. Letters: P parameters, S gradient bytes, A activation bytes per sample,
-F FLOP. docs/model_parallel.md says what each way keeps and sends, and who described it.
+F FLOP. docs/predict.md says how to read the answer.
 """
 
 import math
@@ -32,7 +32,7 @@ _ACTIVATION_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 """Under autocast the activations are halved; weights, gradients and optimiser state stay in float32, 4 bytes each."""
 _LARGE = 0.1  # a layer with at least this share of the largest layer's parameters is split in tensor parallel
 CLOSE = 0.02  # efficiencies nearer than this are a tie, and the simpler way is advised
-_CHANNELS, _POINTS, _TARGETS, _KERNEL, _POOL = 3, 201, 2, 5, 3  # of the worked example, docs/guide.md
+_CHANNELS, _POINTS, _TARGETS, _KERNEL, _POOL = 3, 201, 2, 5, 3  # of the worked example, docs/strain.md
 
 _Count = Annotated[Whole, at_least(0)]
 _Positive = Annotated[Whole, at_least(1)]

@@ -1,7 +1,7 @@
 """What the sensors of a run's hosts say: the phases of the run, means and maxima, missed samples, doubts.
 
 Tables in, tables out. Samples are those of `records.read_system`, times are seconds since the run's zero.
-docs/system.md defines every quantity.
+docs/metrics.md defines every quantity.
 """
 
 import math
@@ -24,7 +24,7 @@ QUANTITIES = (
     *("rdma_received_mb_per_s", "rdma_sent_mb_per_s", "gpu_percent", "gpu_memory_mb", "sm_mhz", "memory_mhz"),
     *("temperature_c", "power_w", "sampler_cpu_percent"),
 )
-"""The quantities of `quantities`, in the order of tables; docs/system.md says what they are."""
+"""The quantities of `quantities`, in the order of tables; docs/metrics.md says what they are."""
 
 _RATES = {
     "voluntary_per_s": ("voluntary_switches", 1.0),

@@ -225,8 +225,8 @@ def _claimed(group: pd.DataFrame, common: Mapping[str, Any], rules: Sequence[str
                 rows = tuple(same.index)
                 if kind in _ANY_DATA:
                     train_samples = float(rest["train_samples"].loc[same.sort_values("workers").index[0]])
-                told = f"{kind}, unknown data" if kind in ("weak", "strong") and math.isnan(train_samples) else kind
-                own = {"kind": told, "batch": batch, "train_samples": train_samples}
+                scaling = f"{kind}, unknown data" if kind in ("weak", "strong") and math.isnan(train_samples) else kind
+                own = {"kind": scaling, "batch": batch, "train_samples": train_samples}
                 found.append(SimpleNamespace(settings=common, rows=rows, **own))
                 rest = rest.drop(index=list(rows))
     return found
@@ -944,11 +944,11 @@ def _doubt_settings(named: pd.DataFrame) -> Iterator[str]:
             cramped = f"more workers than cores on a node at {worker_counts(dense['workers'])}"
             few = f"({cores.min():.0f} cores); such points measure the sharing of cores"
             yield f"partition {partition}: {cramped} {few}."
-    few = (good["steps"] < FEW_STEPS) & (good["backend"] != COMMAND)
+    short = (good["steps"] < FEW_STEPS) & (good["backend"] != COMMAND)
     told = (
         f"{series}: as few as {rows['steps'].min():.0f} steps in the timed window at "
         f"{worker_counts(rows['workers'])}; at least {FEW_STEPS} make a mean worth quoting."
-        for series, rows in good[few].groupby("series", sort=False)
+        for series, rows in good[short].groupby("series", sort=False)
     )
     yield from of_kind("steps", told)
     if (good.groupby(["series", *CELL], dropna=False)["study"].nunique() > 1).any():

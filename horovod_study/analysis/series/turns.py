@@ -102,7 +102,7 @@ def ratios_are(points: pd.DataFrame) -> str:
 def doubts(points: Iterable[Mapping[Any, Any]], precision: float | None = None) -> list[str]:
     """Return what is doubtful about ratios from turns, by series; first what is wider than `precision`, if any.
 
-    `precision`: half width of the intervals that the study had as its aim, a share (docs/precision.md).
+    `precision`: half width of the intervals that the study had as its aim, a share (docs/studies.md).
     """
     points = list(points)
     found = [] if precision is None else _unresolved(points, precision)

@@ -4,5 +4,5 @@
     scaling.py       one step, and a scenario over worker counts, with intervals, doubts and what-ifs
     calibration.py   the constants of a scenario, from recorded runs and from what `horovod-study bench` measured
 
-docs/simulate.md says what is in the model and what is not; docs/metrics.md has the formulas.
+docs/predict.md says what is in the model and what is not; docs/metrics.md has the formulas.
 """

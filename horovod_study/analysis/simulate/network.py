@@ -6,7 +6,7 @@ that crosses them; oversubscription divides the bandwidth of messages with which
 once. `auto` is what follows from all-reduces that were measured at several sizes on few workers, else the quickest of
 three closed forms: the curve of the nearest measured count is kept, and its two parts, the bytes on their way over the
 slowest link and all else, grow each in its own way. docs/metrics.md ("Simulated step") has the equations,
-docs/simulate.md what they rest on; the constants were chosen by leaving out one machine after the other (`make bench
+docs/predict.md what they rest on; the constants were chosen by leaving out one machine after the other (`make bench
 BENCH=allreduce`).
 """
 
@@ -427,7 +427,7 @@ class _NetworkForm(Form):
 
 
 def network_from(content: Mapping[str, Any], *, source: str) -> Network:
-    """Return the network that a YAML file describes, see docs/simulate.md; ConfigError names the key that is wrong."""
+    """Return the network that a YAML file describes, see docs/predict.md; ConfigError names the key that is wrong."""
     again = "a network needs inter: {alpha_us, gb_per_s} and workers_per_node"
     told = accept(_NetworkForm, content, source, again=again)
     inter = told.inter.link()

@@ -3,7 +3,7 @@
 For each rank and step, data + forward + backward + sync + update + residual = step (with compute in place of forward
 and backward where steps are captured in CUDA graphs) is checked on the rows as they were recorded. The means of a run,
 over the steps of the timed window, then over ranks, go through `breakdown.split`, which compares worker counts.
-docs/accounting.md explains how to read all of it.
+docs/explain.md explains how to read all of it.
 """
 
 import math

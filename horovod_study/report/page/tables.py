@@ -675,7 +675,7 @@ SHARED = 3  # a doubt that so many series share is said once
 _STUDY, _RUN, _TABLE = "horovod-study run STUDY.yaml", "horovod-study explain RUN_DIR", "horovod-study report TABLE"
 
 REMEDIES = {
-    "table": ("say what a column is, where it was read otherwise (docs/fit.md)", f"{_TABLE} --columns NAME=COLUMN"),
+    "table": ("say what a column is, where it was read otherwise (docs/predict.md)", f"{_TABLE} --columns NAME=COLUMN"),
     "cause": ("end the cause that is named, and record again", _STUDY),
     "outside": ("evaluate and save more rarely, or quote the rate with it", _RUN),
     "hidden": ("measure steps without communication, too", f"{_RUN} --measure"),
@@ -688,7 +688,7 @@ REMEDIES = {
     "parts": ("do not quote these parts, and look at the steps of a run", _RUN),
     "nodes": ("add worker counts on both sides of the node boundary", _STUDY),
     "energy": ("give every node the same sensors", "horovod-study doctor"),
-    "other": ("see docs/reading.md", _RUN),
+    "other": ("see docs/report.md", _RUN),
 }
 """What to do and what to type about each kind of doubt (analysis.series.culprits.Kind), the worst first."""
 

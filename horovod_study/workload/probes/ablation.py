@@ -6,7 +6,7 @@ job, on the very objects that were trained:
     normal   steps as in training
     silent   steps in which every rank trains for itself (Backend.no_sync): nothing is averaged, nor copied to be
 
-docs/ablation.md explains how blocks follow each other, and what analysis/steps/attribution.py makes of them.
+docs/explain.md explains how blocks follow each other, and what analysis/steps/attribution.py makes of them.
 """
 
 import os

@@ -12,7 +12,7 @@ their norm.
 
 The steps before the collective are real ones. So caches are as training leaves them, and a runtime's background thread
 has been idle, or has gone on with its cycle, for as long as in training. The barrier is not the backend's own: that of
-Horovod goes through the same thread, and would leave it at the begin of a cycle. docs/attribution.md explains what is
+Horovod goes through the same thread, and would leave it at the begin of a cycle. docs/explain.md explains what is
 made of it.
 """
 
