@@ -210,8 +210,8 @@ def _claimed(group: pd.DataFrame, common: Mapping[str, Any], rules: Sequence[str
         kinds = (COMMAND,)
     for kind in kinds if common["model"] != _OWN_MODEL else (each for each in kinds if each not in _ANY_DATA):
         if kind == COMMAND or (kind == "single" and not found and rest["workers"].nunique() > 1):
-            told = {"kind": kind.replace("single", "mixed"), "batch": math.nan, "train_samples": math.nan}
-            return [SimpleNamespace(settings=common, rows=tuple(rest.index), **told)]
+            mixed = {"kind": kind.replace("single", "mixed"), "batch": math.nan, "train_samples": math.nan}
+            return [SimpleNamespace(settings=common, rows=tuple(rest.index), **mixed)]
         data = rest["train_samples"]
         if kind == "weak, growing data":
             data = (data / rest["workers"]).where(data.notna(), -rest["workers"])  # unknown data grow with nothing
