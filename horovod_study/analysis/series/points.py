@@ -942,8 +942,8 @@ def _doubt_settings(named: pd.DataFrame) -> Iterator[str]:
         dense = rows[rows["workers"] / rows["nodes"] > cores]
         if not dense.empty:
             cramped = f"more workers than cores on a node at {worker_counts(dense['workers'])}"
-            few = f"({cores.min():.0f} cores); such points measure the sharing of cores"
-            yield f"partition {partition}: {cramped} {few}."
+            shared = f"({cores.min():.0f} cores); such points measure the sharing of cores"
+            yield f"partition {partition}: {cramped} {shared}."
     few = (good["steps"] < FEW_STEPS) & (good["backend"] != COMMAND)
     told = (
         f"{series}: as few as {rows['steps'].min():.0f} steps in the timed window at "
