@@ -2,8 +2,8 @@
 
 Cells that are run one after the other are measured minutes apart, and what the machine does meanwhile goes into every
 ratio of two of them. Here they are started once and then alternate: in every round each of them trains one slice, in
-random order, so that the slices of a round have the same machine. docs/studies.md says how it goes; the protocol, and why
-the wait changes nothing of what a run records, is in recording/rank/turns.py.
+random order, so that the slices of a round have the same machine. docs/studies.md says how it goes;
+recording/rank/turns.py has the protocol, and says why the wait changes nothing of what a run records.
 """
 
 import math
