@@ -92,7 +92,7 @@ def run_json(out: Path) -> dict[str, Any]:
 def test_other_processes_on_its_gpu_are_recorded_and_doubted(monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     gpu = {"name": "a GPU", "uuid": "12-34", "processes": [7, 4711]}
     rank = {"host": "n1", "pid": 7, "cores": [0], "threads": 1, "gpu": gpu}
-    monkeypatch.setattr(module.evidence, "describe_rank", lambda **_: rank)
+    monkeypatch.setattr(module.evidence, "describe_rank", lambda *_: rank)
     with Session(Alone(), options()) as session:
         session.describe_ranks(CPU, lr=0.1, settings={})
 
