@@ -783,7 +783,7 @@ class Output:
 
     def __init__(self, folder: Path) -> None:
         self._kept: dict[Path, int] = {}  # file with what it prints -> where that begins
-        self._theirs: list[int] = []
+        self.theirs: list[int] = []  # descriptors that only the command is to have open
         self._passing: list[int] = []  # processes that pass it on
         sys.stdout.flush()
         self.stdout = self._between(1, folder / "stdout")
@@ -806,17 +806,12 @@ class Output:
             return None
         places = [(os.POSIX_SPAWN_DUP2, read, 0), (os.POSIX_SPAWN_DUP2, own, 1)]
         quiet = (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)
-        words = ["tee", "-i", str(copy)]
+        words = ["tee", "-ia", str(copy)]
         self._passing.append(os.posix_spawnp("tee", words, os.environ, file_actions=[*places, quiet], setsid=True))
         os.close(read)
         self._kept[copy] = 0
-        self._theirs.append(write)
+        self.theirs.append(write)
         return write
-
-    def started(self) -> None:
-        """The command has what it is given."""
-        for each in self._theirs:
-            os.close(each)
 
     def text(self) -> str:
         """Return the last million bytes of what the command has printed."""
@@ -847,7 +842,8 @@ def _run(command: Sequence[str], environ: Mapping[str, str], run: CommandRun) ->
             words = "; give the words of the command without quotes around them"
         raise StudyError(f"{command[0]}: cannot be started ({error.strerror}){words}") from None
     finally:
-        output.started()
+        for each in output.theirs:
+            os.close(each)
     run.started(process.pid)
 
     def pass_on(number: int, _: FrameType | None) -> None:
@@ -859,8 +855,12 @@ def _run(command: Sequence[str], environ: Mapping[str, str], run: CommandRun) ->
     before = {number: signal.signal(number, pass_on) for number in (*PASSED, signal.SIGINT)}
     ended, looking = os.pidfd_open(process.pid), True
     try:
-        while not select.select([ended], [], [], _LOOK_S if looking else None)[0]:
+        while not select.select([ended], [], [], _LOOK_S if looking else 10.0)[0]:
             looking = looking and run.look()
+            for copy in run.meeting.glob("std*"):
+                with suppress(OSError):
+                    if copy.stat().st_size > 64_000_000:
+                        os.truncate(copy, 0)  # tee appends: it begins again
         code = process.wait()
         run.ended()
     finally:
