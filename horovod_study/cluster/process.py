@@ -172,11 +172,11 @@ class CellProcess:
         with open_log(log) as output:
             output.write(f"$ {shlex.join(line.argv)}\n")
             output.flush()
-            how: dict[str, Any] = {"env": dict(line.environment), "stdin": subprocess.DEVNULL}
-            how |= {"stdout": output, "stderr": subprocess.STDOUT}
+            how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+            how["start_new_session"] = True  # Ctrl-C reaches this program only, which ends the cell
             try:
-                with pinned(cores):  # in a session of its own: Ctrl-C reaches this program only, which ends the cell
-                    self._process = subprocess.Popen(line.argv, start_new_session=True, **how)
+                with pinned(cores):
+                    self._process = subprocess.Popen(line.argv, env=dict(line.environment), **how)
             except OSError as error:
                 broken = error.errno in (errno.ENOENT, errno.EACCES, errno.ENOEXEC)
                 again = "check it, or run `make setup` again" if broken else "see `ulimit -a`, and allow more"

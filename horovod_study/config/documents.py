@@ -150,7 +150,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
     again = "name an existing YAML file of settings"
     # PyYAML takes minutes for more bytes, and nobody writes settings of this size.
     text, source = read_text(path, error=ConfigError, again=again, max_bytes=4_000_000), shown(path)
-    again = "name a file of settings"
+    again = "correct it"
     try:
         content = yaml.load(text, Loader=_BoundedLoader)
     except RecursionError:
