@@ -44,7 +44,7 @@ WRITING = {
     "cluster/identity.py": "copies the source into a hidden folder, which is renamed when it is whole",
     "recording/inject/sitecustomize.py": "a word that a Python was started, in a temporary folder of its command",
     "recording/rank/events.py": "events of a training and samples of its stack, in a temporary folder of its command",
-    "recording/rank/watch.py": "how far a process has come, and its losses, in a temporary folder of its command",
+    "recording/rank/watch.py": "how far a process has come, in a temporary folder of its command",
     "studies/runner.py": "an empty file, which asks a runner to end",
     "studies/search.py": "cuts a last line of Optuna's journal that is not whole",
     "programs/equality.py": "arrays for the ranks that are compared, in a temporary folder",

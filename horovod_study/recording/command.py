@@ -41,7 +41,7 @@ from horovod_study import records
 from horovod_study.cluster import alive
 from horovod_study.comm.launch import LAUNCH_VARIABLES, detect
 from horovod_study.errors import BackendError, StudyError
-from horovod_study.files import PART, unfinished, write_file, writing
+from horovod_study.files import PART, open_log, unfinished, write_file, writing
 from horovod_study.measure import evidence, steady, system
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.measure.environment import affinity, describe
@@ -860,7 +860,7 @@ def _run(command: Sequence[str], environ: Mapping[str, str], run: CommandRun) ->
             for copy in run.meeting.glob("std*"):
                 with suppress(OSError):
                     if copy.stat().st_size > 64_000_000:
-                        os.truncate(copy, 0)  # tee appends: it begins again
+                        open_log(copy).close()  # tee appends: it begins again
         code = process.wait()
         run.ended()
     finally:

@@ -41,7 +41,7 @@ from horovod_study.config.roles import Role, named
 from horovod_study.config.run import LAPS, OPTIONS
 from horovod_study.config.workload import workload
 from horovod_study.errors import BackendError, ConfigError, StudyError, error_line, nearest
-from horovod_study.files import unfinished, writing
+from horovod_study.files import unfinished, write_file, writing
 from horovod_study.measure import environment, evidence
 from horovod_study.measure.clock import now, utc_stamp
 from horovod_study.recording.command import CommandRun, end_run, processes_in, trainings_of
@@ -417,10 +417,10 @@ class Recording(Watcher):
     def finish(self, failed: str = "") -> None:
         """End the events of this rank in good order, and take all hooks away; `failed`: why the training has failed."""
         if self.state == "recording":
-            with suppress(Exception), open(self._path("losses"), "wb") as stream:
+            with suppress(Exception):
                 values = [each.reshape(-1).tolist() for each in (*self._read_later, *self._newest)]
                 self._losses.extend(itertools.chain(*zip(self._moments, itertools.chain(*values), strict=False)))
-                self._losses.tofile(stream)
+                write_file(Path(self._path("losses")), self._losses.tobytes())
         super().finish(failed)
 
     @contextmanager
