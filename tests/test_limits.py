@@ -303,6 +303,17 @@ def test_an_error_that_is_a_bug_is_none_of_the_system() -> None:
         refused(FileNotFoundError(errno.ENOENT, "no", "a.txt"))
 
 
+def test_ctrl_c_in_a_verb_needs_no_library_of_training() -> None:
+    program = (
+        "import sys; sys.modules['psutil'] = None; from horovod_study import cli\n"
+        "def interrupted(): raise KeyboardInterrupt\n"
+        "cli.command_line = interrupted; sys.exit(cli.main(['report', 'runs']))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
+
+
 def test_ctrl_c_while_libraries_are_imported_is_one_line(tmp_path: Path) -> None:
     program = "from horovod_study.config import limits; limits.install(); raise KeyboardInterrupt"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -79,10 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {told}, or pip install 'horovod_study[{extra}]'", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        from horovod_study.studies.attempt import exit_code
-
         print("interrupted", file=sys.stderr)
-        return exit_code()
+        attempt: Any = sys.modules.get("horovod_study.studies.attempt")  # not imported for this: it needs psutil
+        return attempt.exit_code() if attempt else 130
     except OSError as error:
         return limits.refused(error)
 

@@ -67,7 +67,7 @@ def received_by_connections() -> dict[str, int] | None:
     found: Counter[str] = Counter()
     try:
         connections = [each for each in psutil.Process().net_connections("tcp") if each.raddr]
-    except (OSError, psutil.Error):
+    except (OSError, RuntimeError, psutil.Error):
         return None
     for each in connections:
         try:
