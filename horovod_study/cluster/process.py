@@ -260,11 +260,17 @@ def marked_below(folder: Path) -> set[str]:
 
 
 def _marks() -> Iterator[tuple[int, str]]:
-    """Yield the number and the mark of every marked process but this one; not of another user's."""
-    for process in psutil.process_iter(["environ"]):
-        mark = (process.info["environ"] or {}).get(MARKER)
-        if mark is not None and process.pid != os.getpid():
-            yield process.pid, mark
+    """Yield the number and the mark of every marked process but this one.
+
+    Between cells of a measurement: psutil takes five times as long, and ends at an empty entry of an environment.
+    """
+    name = f"{MARKER}=".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # ended meanwhile, or another user's
+            variables = (entry / "environ").read_bytes().split(b"\0")
+            mark = next((each[len(name) :] for each in variables if each.startswith(name)), None)
+            if mark is not None and int(entry.name) != os.getpid():
+                yield int(entry.name), os.fsdecode(mark)
 
 
 def _signal(pid: int, number: int) -> bool:

@@ -308,8 +308,9 @@ def parse(text: str) -> dict[str, Any]:
             return links or {"infiniband"}
         tcp = f"tcp:{interfaces[number]}" if number in interfaces else "tcp"
         ofi = f"ofi:{provider}" if provider else "ofi"
-        words = {"Socket": tcp, "OFI": ofi, "Libfabric": ofi, "AWS Libfabric": ofi}
-        return {{"P2P": "p2p", "SHM": "shared memory"}.get(kind) or words.get(way, way.strip())}
+        words = {"Socket": tcp, "OFI": ofi}
+        net = ofi if "Libfabric" in way else words.get(way, way.strip())
+        return {{"P2P": "p2p", "SHM": "shared memory"}.get(kind, net)}
 
     paths: Counter[str] = Counter()
     ways: set[str] = set()

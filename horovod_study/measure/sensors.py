@@ -181,8 +181,9 @@ class HostSensor:
         # `user` has the time of guests in it. Time that the machine below took from this one is not idle either.
         worked = ("user", "nice", "system", "irq", "softirq", "steal")
         found = {"interval_s": at_s, "cpu_s": sum(getattr(times, name, 0.0) for name in worked)}
-        found["received_bytes"] = sum(cards[name].bytes_recv for name in self.interfaces)
-        found["sent_bytes"] = sum(cards[name].bytes_sent for name in self.interfaces)
+        used = [cards[name] for name in self.interfaces if name in cards]
+        found["received_bytes"] = sum(each.bytes_recv for each in used)
+        found["sent_bytes"] = sum(each.bytes_sent for each in used)
         found |= {"loopback_bytes": cards["lo"].bytes_sent} if "lo" in cards else {}
         with suppress(OSError, ValueError):
             for name, counter in (("rdma_received_bytes", "port_rcv_data"), ("rdma_sent_bytes", "port_xmit_data")):

@@ -41,7 +41,7 @@ from horovod_study import records
 from horovod_study.cluster import alive
 from horovod_study.comm.launch import LAUNCH_VARIABLES, detect
 from horovod_study.errors import BackendError, StudyError
-from horovod_study.files import PART, open_log, unfinished, write_file, writing
+from horovod_study.files import PART, unfinished, write_file, writing
 from horovod_study.measure import evidence, steady, system
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.measure.environment import affinity, describe
@@ -773,66 +773,114 @@ def close_left(folder: Path) -> None:
         shutil.rmtree(meeting, ignore_errors=True)
 
 
+_KEPT = 1_000_000  # so many of the last bytes are kept
+
+
 class Output:
     """The standard output and error of a command, as `subprocess.Popen` takes them: passed on as they come, and kept.
 
     A file that it writes to directly stays its own; a pipe and a terminal get another one of their kind between them,
-    so that the command finds what it would find without a recorder. What comes out there `tee` passes on, and does so
-    for processes, too, that the command has left.
+    so that the command finds what it would find without a recorder.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._kept: dict[Path, int] = {}  # file with what it prints -> where that begins
-        self.theirs: list[int] = []  # descriptors that only the command is to have open
-        self._passing: list[int] = []  # processes that pass it on
+    def __init__(self) -> None:
+        self._kept: dict[int, bytearray] = {}  # descriptor that is read -> what came last
+        self._to: dict[int, int] = {}  # descriptor that is read -> that of ours
+        self._theirs: list[int] = []
+        self._files: dict[Path, int] = {}  # what the command writes to by itself, and where it begins
         sys.stdout.flush()
-        self.stdout = self._between(1, folder / "stdout")
+        self.stdout = self._between(1)
         same = os.path.sameopenfile(1, 2) and self.stdout is not None
-        self.stderr = self.stdout if same else self._between(2, folder / "stderr")
+        self.stderr = self.stdout if same else self._between(2)
 
-    def _between(self, own: int, copy: Path) -> int | None:
+    def _between(self, own: int) -> int | None:
         """Return the descriptor that the command is given for one of ours, None for ours."""
-        about = os.fstat(own)
+        kind = os.fstat(own).st_mode
         if os.isatty(own):
             read, write = pty.openpty()
             with suppress(OSError, termios.error):
                 fcntl.ioctl(write, termios.TIOCSWINSZ, fcntl.ioctl(own, termios.TIOCGWINSZ, b"\0" * 8))
                 tty.setraw(write)  # the terminal itself does what is to be done with line ends
-        elif stat.S_ISFIFO(about.st_mode) or stat.S_ISSOCK(about.st_mode):
+        elif stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind):
             read, write = os.pipe()
         else:
-            if stat.S_ISREG(about.st_mode):
-                self._kept[Path(f"/proc/{os.getpid()}/fd/{own}").resolve()] = about.st_size
+            if stat.S_ISREG(kind):
+                self._files[Path(f"/proc/{os.getpid()}/fd/{own}").resolve()] = os.fstat(own).st_size
             return None
-        places = [(os.POSIX_SPAWN_DUP2, read, 0), (os.POSIX_SPAWN_DUP2, own, 1)]
-        quiet = (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)
-        words = ["tee", "-ia", str(copy)]
-        self._passing.append(os.posix_spawnp("tee", words, os.environ, file_actions=[*places, quiet], setsid=True))
-        os.close(read)
-        self._kept[copy] = 0
-        self.theirs.append(write)
+        self._kept[read], self._to[read] = bytearray(), own
+        self._theirs.append(write)
         return write
 
+    def follow(self, process: "subprocess.Popen[bytes]", look: Callable[[], bool], *, every_s: float) -> None:
+        """Pass on what the command prints until it has ended; `look` is called meanwhile until it returns False."""
+        for each in self._theirs:
+            os.close(each)
+        self._theirs = []
+        ended = os.pidfd_open(process.pid)
+        looking = True
+        try:
+            while True:
+                ready = select.select([ended, *self._to], [], [], every_s if looking else None)[0]
+                for each in ready:
+                    if each != ended:
+                        self._pass_on(each)
+                if looking:
+                    looking = look()
+                if ended in ready:
+                    break
+            while ready := select.select(list(self._to), [], [], 0.0)[0] if self._to else []:
+                for each in ready:
+                    self._pass_on(each)
+        finally:
+            os.close(ended)
+
+    def _pass_on(self, read: int) -> None:
+        try:
+            data = os.read(read, 65536)
+        except OSError:  # how a terminal ends
+            data = b""
+        if not data:
+            os.close(read)
+            del self._to[read]
+            return
+        kept = self._kept[read]
+        kept += data
+        if len(kept) > 2 * _KEPT:
+            del kept[:-_KEPT]
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._to[read], view) :]
+        except OSError:  # nobody reads it any more: the command is to learn that, too
+            os.close(read)
+            del self._to[read]
+
     def text(self) -> str:
-        """Return the last million bytes of what the command has printed."""
-        parts = []
-        for path, begin in self._kept.items():
+        """Return the last of what the command has printed."""
+        parts = [bytes(each) for each in self._kept.values()]
+        for path, begin in self._files.items():
             with suppress(OSError), path.open("rb") as stream:
-                stream.seek(max(begin, path.stat().st_size - 1_000_000))
+                stream.seek(max(begin, path.stat().st_size - _KEPT))
                 parts.append(stream.read())
         return b"\n".join(parts).decode(errors="replace")
 
     def close(self) -> None:
-        """Wait until it is passed on, but not for what processes print that the command has left."""
-        for each in self._passing:
-            passing = os.pidfd_open(each)
-            if select.select([passing], [], [], 1.0)[0]:
-                os.waitpid(each, 0)
-            os.close(passing)
+        """Read no more; where processes that the command has left print on, a process of its own passes that on."""
+        if self._to and not self._theirs and os.fork() == 0:
+            with suppress(BaseException):
+                os.setsid()
+                while self._to:
+                    for each in select.select(list(self._to), [], [])[0]:
+                        self._pass_on(each)
+            os._exit(0)
+        for each in (*self._to, *self._theirs):
+            with suppress(OSError):
+                os.close(each)
+        self._to, self._theirs = {}, []
 
 
 def _run(command: Sequence[str], environ: Mapping[str, str], run: CommandRun) -> int:
-    output = Output(run.meeting)
+    output = Output()
     run.printed = output.text
     try:
         process = subprocess.Popen(list(command), env=dict(environ), stdout=output.stdout, stderr=output.stderr)
@@ -841,33 +889,26 @@ def _run(command: Sequence[str], environ: Mapping[str, str], run: CommandRun) ->
         if " " in command[0]:
             words = "; give the words of the command without quotes around them"
         raise StudyError(f"{command[0]}: cannot be started ({error.strerror}){words}") from None
-    finally:
-        for each in output.theirs:
-            os.close(each)
     run.started(process.pid)
 
     def pass_on(number: int, _: FrameType | None) -> None:
-        # Ctrl-C reaches the command from the terminal: it ends, then this program.
-        typed = any(os.isatty(each) and os.tcgetpgrp(each) == os.getpgrp() for each in (0, 1, 2))
-        if number != signal.SIGINT or not typed:
-            process.send_signal(number)
+        process.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in (*PASSED, signal.SIGINT)}
-    ended, looking = os.pidfd_open(process.pid), True
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        # Ctrl-C reaches the command from the terminal: it ends, then this program.
+        if not any(os.isatty(each) and os.tcgetpgrp(each) == os.getpgrp() for each in (0, 1, 2)):
+            pass_on(number, frame)
+
+    before = {number: signal.signal(number, pass_on) for number in PASSED}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     try:
-        while not select.select([ended], [], [], _LOOK_S if looking else 10.0)[0]:
-            looking = looking and run.look()
-            for copy in run.meeting.glob("std*"):
-                with suppress(OSError):
-                    if copy.stat().st_size > 64_000_000:
-                        open_log(copy).close()  # tee appends: it begins again
+        output.follow(process, run.look, every_s=_LOOK_S)
         code = process.wait()
-        run.ended()
     finally:
-        os.close(ended)
         output.close()
         for number, handler in before.items():
             signal.signal(number, handler)
+    run.ended()
     return code if code >= 0 else 128 - code
 
 

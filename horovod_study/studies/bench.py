@@ -469,7 +469,7 @@ def _verify(question: Question, scratch: Path, logs: Path, on_progress: Callable
     def launched(
         runtime: str, workers: int, trials: Sequence[Any], reductions: Sequence[str], device: str, **how: Any
     ) -> dict[str, Any]:
-        config = _config(runtime, transport="none", device=device, **shared, **how)
+        config = _config(runtime, "run", transport="none", device=device, **shared, **how)
         job = {"trials": trials, "reductions": reductions, "folder": str(scratch), "write": runtime == "serial"}
         return _launched(runtime, workers, {**job, "break": question.broken, "config": vars(config)}, logs)
 

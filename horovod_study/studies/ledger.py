@@ -487,8 +487,9 @@ def goes_on(record: RunRecord, directory: Path) -> bool:
 
 def can_resume(entry: Entry, directory: Path) -> bool:
     """Return whether the cell goes on from a checkpoint instead of starting again."""
-    path = directory / entry.key
-    return entry.recorded and entry.state not in ("done", "running", "queued") and goes_on(read_run(path), path)
+    path, killed = directory / entry.key, entry.state == "failed" and told_to_end(entry.reason, None, begun=False)
+    ended = killed or entry.state not in ("done", "running", "queued", "failed")
+    return entry.recorded and ended and goes_on(read_run(path), path)
 
 
 def keep_log(directory: Path, cell: Cell) -> None:

@@ -91,6 +91,7 @@ class StudyResult:
     interrupted: bool = False
     planned_only: bool = False
     submitted: bool = False  # some of its cells are for a batch system
+    aimed: bool = False  # it ends when it is precise enough: launches that were not needed are missing
 
     @property
     def exit_code(self) -> int:
@@ -100,8 +101,7 @@ class StudyResult:
         """
         if self.interrupted:
             return attempts.exit_code()
-        aimed = self.ledger.sweep.precision is not None  # launches that were not needed are missing
-        counted = ["done", *(["queued", "running"] if self.submitted else []), *(["missing"] if aimed else [])]
+        counted = ["done", *(["queued", "running"] if self.submitted else []), *(["missing"] if self.aimed else [])]
         return 0 if self.planned_only or self.ledger.count(*counted) == len(self.ledger.entries) else 1
 
 
@@ -233,8 +233,8 @@ class _Runner:
             waiting = len(places) < len(sweep.partitions)
             if waiting and options.wait:
                 self._wait(stop)
-            ledger = ledgers.read_ledger(sweep)
-            result = StudyResult(ledger=ledger, interrupted=stop.requested, submitted=waiting)
+            ledger, aimed = ledgers.read_ledger(sweep), sweep.precision is not None
+            result = StudyResult(ledger=ledger, interrupted=stop.requested, submitted=waiting, aimed=aimed)
         _conclude(result, broken_off, options, console, told=plan.ledger.summary())
         return result
 
@@ -436,7 +436,6 @@ class Grid:
         self._until = now() + self.lasts_s
         self._claims = self.directory / leases.CLAIMS
         self._estimate = Estimate(ledgers.past_durations(self.directory))
-        self._began = now()
         self._warned = False
         self._source = identify()
         self._aim = None if self.sweep.precision is None else Aim(self.sweep)
@@ -453,7 +452,7 @@ class Grid:
         again = "make room there or choose another folder with --runs, and run the study again"
         with writing(self.directory, again, error=StudyError):
             (self.directory / "logs").mkdir(parents=True, exist_ok=True)
-            self._ended, self._total = ended, len(cells) if total is None else total
+            self._began, self._ended, self._total = now(), ended, len(cells) if total is None else total
             # It is redrawn by no thread of its own: what it costs is taken from the cores that are measured.
             shown = self.console.is_terminal and not self.console.is_dumb_terminal
             self._live = Live(console=self.console, auto_refresh=False, transient=True) if shown else None

@@ -446,7 +446,8 @@ class _Search:
                 state = "waiting" if claim is None else "interrupted" if gone else "running"
                 told["reason"] = "its values are tried again" if gone else str(claim.holder) if claim else ""
             row = {"reason": "", **told, "trial": trial.number, "state": state, "run": name}
-            rows.append({column: row.get(column) for column in self._columns})
+            known = {column: row.get(column) for column in self._columns}
+            rows.append({column: None if value != value else value for column, value in known.items()})  # NaN
         return rows
 
 

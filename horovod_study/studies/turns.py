@@ -592,9 +592,13 @@ class Conductor:
             self._say(cell, list(cell.reports), {"until": None})
 
     def _note(self, cell: _Cell, rank: int, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Keep what a rank reports. LookupError, TypeError, ValueError: that is no report."""
         for message in messages:
-            threads = {int(thread): core for thread, core in message.get("threads", {}).items()}
-            cell.reports[rank] = {**message, "threads": threads}
+            kinds = {"steps": int, "samples": int, "trained_s": float, "warm": bool, "enough": bool}
+            report: dict[str, Any] = {name: kind(message[name]) for name, kind in kinds.items()}
+            report["least"] = None if message["least"] is None else int(message["least"])
+            report["threads"] = {int(thread): int(core) for thread, core in message.get("threads", {}).items()}
+            cell.reports[rank] = report
             if cell.state == "leaving":  # the others of its ranks make no turns any more
                 self._say(cell, [rank], {"until": None})
 

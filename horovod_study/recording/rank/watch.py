@@ -195,7 +195,8 @@ class Watcher:
             try:
                 return original(*given, **named)
             finally:
-                self._in_call -= once
+                if once:
+                    self._in_call = 0
                 leaving()
 
         setattr(place, name, observed)
