@@ -129,7 +129,7 @@ def _fail(error: BaseException, launch: Launch) -> int:
         return _exit(2)
     if isinstance(error, Terminated) and launch.rank > 0:
         return _exit(143)  # the launcher ends all ranks when one has failed; rank 0 speaks for them
-    if limits.is_lack(error):
+    if not isinstance(error, KeyboardInterrupt) and limits.is_lack(error):
         limits.end(error)
     if isinstance(error, Stopped):
         if launch.rank == 0:

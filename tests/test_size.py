@@ -26,7 +26,7 @@ BUDGET = {
     "cli": (1630, 85),
     "cluster": (2542, 157),
     "comm": (2819, 206),
-    "config": (2707, 169),
+    "config": (2712, 169),
     "measure": (1962, 142),
     "programs": (1662, 74),
     "recording": (2540, 146),
@@ -42,7 +42,7 @@ BUDGET = {
     "text": (526, 50),
     "workload": (5981, 334),
     "workload/probes": (1106, 64),
-    "total": (61304, 3416),
+    "total": (61309, 3416),
 }
 """Of each folder with Python files, those of folders below it left out: lines and functions."""
 

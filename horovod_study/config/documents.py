@@ -128,21 +128,26 @@ def _require_bounded(content: Any, source: str, error: _Refusal, again: str, mos
                 below += value
             elif (kind is float and not _is_finite(value)) or (kind is int and not -(2**63) <= value < 2**64):
                 fault = "an integer beyond 64 bits" if kind is int else f"{value}, not a finite number"
-                raise error(f"{source}: {next(_places(content, value)) or 'the value'} is {fault}; {again}")
+                raise error(f"{source}: {_place(content, value) or 'the value'} is {fault}; {again}")
         if not below:
             return
         level = below
     raise error(f"{source}: is nested deeper than {_MAX_DEPTH} levels; {again}")
 
 
-def _places(content: Any, wanted: Any, where: str = "") -> Iterator[str]:
-    """Yield where in a document a value stands, such as totals.steady.step."""
-    if content is wanted:
-        yield where
-    for name, each in content.items() if isinstance(content, dict) else ():
-        yield from _places(each, wanted, f"{where}.{name}".lstrip("."))
-    for each in content if isinstance(content, list) else ():
-        yield from _places(each, wanted, where)
+def _place(content: Any, wanted: Any) -> str:
+    """Return where in a document a value stands, such as totals.steady.step; level by level, as it was found."""
+    level: list[tuple[str, Any]] = [("", content)]
+    while True:
+        below: list[tuple[str, Any]] = []
+        for where, value in level:
+            if value is wanted:
+                return where
+            if isinstance(value, dict):
+                below += [(f"{where}.{name}".lstrip("."), each) for name, each in value.items()]
+            elif isinstance(value, list):
+                below += [(where, each) for each in value]
+        level = below
 
 
 def load_yaml(path: Path) -> dict[str, Any]:

@@ -153,10 +153,10 @@ def host_summary(columns: Mapping[str, Any], stretches: Stretches) -> dict[str, 
             known = np.isfinite(values)
             if not known.any() or (key == "ranks_cpu_percent" and not name.startswith("rank ")):
                 continue
-            weights, value = over_s[known], None
+            weights, value = np.where(known, over_s, 0.0), None
             if key.endswith("_max"):
                 value = float(values[known].max())
             elif weights.sum() > 0:
-                value = float((weights * values[known]).sum() / weights.sum())
+                value = float((weights * np.nan_to_num(values)).sum() / weights.sum())
             found[key][name.removeprefix("rank ")] = value
     return dict(found)

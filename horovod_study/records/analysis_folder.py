@@ -169,12 +169,12 @@ def load_tables(
         path = directory / file
         content = read_bytes(path, again=f"{again} again", missing=f"no such file; {again} first")
         found, was = _written(content, file), known.get(file, {})
-        if was.get("digest") not in (None, found["digest"]):
-            rows = [each.get("rows") for each in (found, was)]
-            what = f" ({rows[0]:,} rows instead of {rows[1]:,})" if rows[0] != rows[1] else ""
-            why = f"is not what report wrote{what}; {again} again, or ask report {directory} --check why"
-            raise RecordError(f"{path}: {why}")
         try:
+            if was.get("digest") not in (None, found["digest"]):
+                rows = [each.get("rows") for each in (found, was)]
+                what = f" ({rows[0]:,} rows instead of {rows[1]:,})" if rows[0] != rows[1] else ""
+                why = f"is not what report wrote{what}; {again} again, or ask report {directory} --check why"
+                raise RecordError(f"{path}: {why}")
             if file in wanted and path.suffix == ".csv":
                 frames[path.stem] = _frame(content)
             elif file in wanted:

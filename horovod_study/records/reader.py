@@ -408,7 +408,7 @@ def _stream_errors() -> tuple[type[Exception], ...]:
     """Return what reading a torn or damaged Arrow stream raises; MemoryError is of a length that is no length."""
     import pyarrow as pa
 
-    return (pa.ArrowException, OSError, MemoryError, ValueError)
+    return (pa.ArrowException, OSError, MemoryError, ValueError, KeyError)
 
 
 def _read_rows(path: Path, schema: "pa.Schema", what: str, missing: str, *, mapped: bool = False) -> "pa.Table":

@@ -200,7 +200,7 @@ def _energy(record: RunRecord) -> dict[str, Any]:
     A kind of device (gpu, package) counts where each of them on each node has a value: half of them would look like
     half of the energy.
     """
-    energy, whole = record.totals.get("energy") or {}, dict[str, float]()
+    energy, whole = record.totals.get("energy") or {}, dict[str, list[float]]()
     total_j, per_sample_j = energy.get("total_j"), energy.get("per_sample_j")
     doubts = [energy["doubt"]] if energy.get("doubt") else []
     devices = [each for each in energy.get("per_device") or () if "part" in each and "host" in each]
@@ -209,11 +209,11 @@ def _energy(record: RunRecord) -> dict[str, Any]:
         joules = [each["integral_j"] if each["counter_j"] is None else each["counter_j"] for each in own]
         hosts = {each["host"] for each, value in zip(own, joules, strict=True) if value is not None}
         if len(hosts) >= (record.effective.get("nodes") or 1) and None not in joules:
-            whole[kind] = math.fsum(joules)
+            whole[kind] = joules
         elif hosts:
             doubts.append(f"{kind}: not all of them were read ({energy.get('reason') or 'no reason recorded'})")
     if devices and total_j:
-        counted_j = math.fsum(whole.values())
+        counted_j = math.fsum(value for each in whole.values() for value in each)
         per_sample_j = None if not whole or per_sample_j is None else per_sample_j * counted_j / total_j
         total_j = counted_j if whole else None
     return {
