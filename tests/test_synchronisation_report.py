@@ -79,7 +79,8 @@ def test_the_section_holds_figures_and_tables_once(analysis):
     assert page.count('<section id="synchronisation">') == 1 and 'href="#synchronisation"' in page
     for table in ("table-synchronisation", "table-transports", "table-knees", "table-cycle"):
         assert page.count(f'id="{table}"') == 1
-    assert [each.name for each in figures_of(waiting, analysis)] == ["synchronisation"]
+    names = [each.name for each in figures_of(waiting, analysis)]
+    assert names == ["synchronisation", "transport_ratio", "batch_size", "overhead"]
     section = page[page.index('<section id="synchronisation">') :]
     assert section[: section.index("</section>")].count("<svg") == 3
     assert ">nan<" not in page and ">inf<" not in page
