@@ -218,8 +218,8 @@ def test_a_figure_takes_its_file_and_its_place_in_the_catalogue(copy: Path) -> N
     catalogue = copy / "report" / "figures" / "catalogue.py"
     text = catalogue.read_text()
     for old, new in (
-        ("choices, convergence, ", "choices, convergence, invented, "),
-        ("    *(usage.usage, ", "    *(invented.invented, usage.usage, "),
+        ("causes, convergence, ", "causes, convergence, invented, "),
+        ("    *(causes.usage, ", "    *(invented.invented, causes.usage, "),
     ):
         assert text.count(old) == 1
         text = text.replace(old, new)
