@@ -128,12 +128,12 @@ def _fail(error: BaseException, launch: Launch) -> int:
         return _exit(2)
     if isinstance(error, Terminated) and launch.rank > 0:
         return _exit(143)  # the launcher ends all ranks when one has failed; rank 0 speaks for them
-    if limits.is_lack(error):
-        limits.end(error)
     if isinstance(error, Stopped):
         if launch.rank == 0:
             say(f"{error}; continue with --resume, everything else as before")
         code = STOPPED_EXIT_CODE
+    elif not isinstance(error, KeyboardInterrupt) and limits.is_lack(error):
+        limits.end(error)
     elif isinstance(error, StudyError | KeyboardInterrupt):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the launcher's signal to the other ranks is no second failure
         if launch.rank > 0:
