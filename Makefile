@@ -89,7 +89,7 @@ test: extras  ## everything: checks, then all tests, with real Horovod on 2 work
 	  $(BIN)/python -m pytest -q -m "horovod and not cluster" $(call WITH,horovod) > build/horovod.txt 2>&1; real=$$?; \
 	  wait $$hosts; hosts=$$?; wait $$shared; shared=$$?; wait $$lint; lint=$$?; \
 	  cat build/tests.txt build/hosts.txt build/horovod.txt build/lint.txt; \
-	  grep -hE '^(FAILED|ERROR) ' build/tests.txt build/hosts.txt build/horovod.txt; \
+	  grep -hE '^(FAILED|ERROR) |snapshots? unused' build/tests.txt build/hosts.txt build/horovod.txt; \
 	  test $$real = 0 -a $$hosts = 0 -a $$shared = 0 -a $$lint = 0; })
 
 coverage: extras  ## which lines the tests without real workers reach

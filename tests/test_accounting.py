@@ -633,6 +633,7 @@ def test_the_report_shows_the_account_and_its_doubts(tmp_path: Path, capsys: pyt
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
+@pytest.mark.usefixtures("no_figures")
 def test_the_report_of_runs_without_laps_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path / "runs" / "off", change=nothing, requested={"timer_mode": "off"})
     assert call(capsys, "report", "--tables", tmp_path / "runs", "--out", tmp_path / "an")[0] == 0

@@ -532,6 +532,7 @@ def test_errors_are_written_briefly(value, digits, text):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_figures")
 def test_a_plain_worker_is_one_series_whatever_it_was_told_of_several():
     runs, evaluations = swept(lr_scaling=("none", "sqrt", "linear"))
     analysis = analyze(runs, evaluations)

@@ -531,6 +531,7 @@ def test_small_words(text, expected):
     assert text == expected
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_what_an_earlier_report_drew_is_gone_with_it_and_nothing_else_is(tmp_path):
     ways = (("serial", "none"), ("horovod", "mpi"))
     last = ("alpha", "horovod", "mpi", 2, 75, 2)

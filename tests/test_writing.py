@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from drawn_figures import figures_only
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make.properties import examples
@@ -31,6 +32,7 @@ from horovod_study.cluster import doctor, identity
 from horovod_study.errors import StudyError
 from horovod_study.recording import command
 from horovod_study.report import export
+from horovod_study.report.kit import files as kit_files
 from horovod_study.report.kit import style
 from horovod_study.report.page import html
 from horovod_study.studies import lease
@@ -308,9 +310,11 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def quick() -> Iterator[None]:
     """Pictures and the page are made in no time: what is tested is where they are written."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(style, "to_bytes", lambda figure, form: f"{form} {EDITION['number']}\n".encode() * 500)
-        patch.setattr(style, "settled", lambda figure: figure)
+    with figures_only("speedup", "breakdown"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kit_files, "without_glyph", lambda figure: "")
+        for module in (style, kit_files):
+            patch.setattr(module, "to_bytes", lambda figure, form: f"{form} {EDITION['number']}\n".encode() * 500)
+            patch.setattr(module, "settled", lambda figure: figure)
         patch.setattr(
             html, "render", lambda analysis, *, against=None, printed=None: f"<html>{EDITION['number']}</html>\n" * 500
         )
