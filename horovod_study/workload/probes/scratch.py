@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -115,36 +116,36 @@ class Scratch:
         """Put everything back to what it was at the begin of `kept`, inside of which it is called, as `kept` will."""
         self._kept[-1]()
 
+    def _places(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield what training goes on from, where it is: values by name, in the same order on all ranks."""
+        yield "model", self.bare_model.state_dict()
+        for place, group in enumerate(self.optimizer.param_groups):
+            yield f"{place}", group
+            for number, parameter in enumerate(group["params"]):
+                yield f"{place} {number}", self.optimizer.state.get(parameter, {})
+
     def _remember(self) -> Callable[[], None]:
         """Return what puts everything back to what it is now, in the same places of the memory."""
-        model = {name: value.clone() for name, value in self.bare_model.state_dict().items()}
-        state = {
-            parameter: {name: each.clone() if torch.is_tensor(each) else each for name, each in slots.items()}
-            for parameter, slots in self.optimizer.state.items()
+        kept = {
+            place: {name: each.clone() if torch.is_tensor(each) else each for name, each in values.items()}
+            for place, values in self._places()
         }
-        groups = [{name: each for name, each in g.items() if name != "params"} for g in self.optimizer.param_groups]
         scaler = self.arithmetic.scaler.state_dict() if self.arithmetic.scaler else {}
         random = torch.random.get_rng_state()
         device_random = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
 
+        @torch.no_grad()
         def put_back() -> None:
-            with torch.no_grad():
-                for name, value in self.bare_model.state_dict().items():
-                    value.copy_(model[name])
-                for parameter, slots in list(self.optimizer.state.items()):
-                    if parameter not in state:
-                        del self.optimizer.state[parameter]
-                        continue
-                    for name in list(slots):
-                        if name not in state[parameter]:
-                            del slots[name]
-                    for name, each in state[parameter].items():
-                        if torch.is_tensor(each):  # in place: a captured graph knows the tensor, not its name
-                            slots[name].copy_(each)
-                        else:
-                            slots[name] = each
-            for group, kept in zip(self.optimizer.param_groups, groups, strict=True):
-                group.update(kept)
+            for place, values in self._places():
+                for name in list(values):
+                    if name not in kept[place]:
+                        del values[name]
+                    elif torch.is_tensor(values[name]):  # in place: a captured graph knows the tensor, not its name
+                        values[name].copy_(kept[place][name])
+                    elif name != "params":
+                        values[name] = kept[place][name]
+            for parameter in [each for each, slots in self.optimizer.state.items() if not slots]:
+                del self.optimizer.state[parameter]
             if self.arithmetic.scaler:
                 self.arithmetic.scaler.load_state_dict(scaler)
             torch.random.set_rng_state(random)
@@ -155,22 +156,13 @@ class Scratch:
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of the parameters, the optimiser's state and its settings, and the loss scaling."""
+        scaling = {} if self.arithmetic.scaler is None else self.arithmetic.scaler.state_dict()
         digest = hashlib.sha256()
-
-        def add(name: str, value: object) -> None:
-            digest.update(name.encode())
-            content = value.detach().cpu().contiguous().numpy().tobytes() if isinstance(value, torch.Tensor) else value
-            digest.update(content if isinstance(content, bytes) else repr(content).encode())
-
-        for name, value in self.bare_model.state_dict().items():
-            add(name, value)
-        for place, group in enumerate(self.optimizer.param_groups):
-            for name, value in sorted(group.items()):
+        for place, values in (*self._places(), ("loss scaling", scaling)):
+            for name, value in sorted(values.items()):
+                if torch.is_tensor(value):
+                    value = value.detach().cpu().contiguous().numpy().tobytes()
                 if name != "params":
-                    add(f"{place} {name}", value)
-            for number, parameter in enumerate(group["params"]):
-                for name, value in sorted(self.optimizer.state.get(parameter, {}).items()):
-                    add(f"{place} {number} {name}", value)
-        if self.arithmetic.scaler:
-            add("loss scaling", sorted(self.arithmetic.scaler.state_dict().items()))
+                    digest.update(f"{place} {name}".encode())
+                    digest.update(value if isinstance(value, bytes) else repr(value).encode())
         return digest.hexdigest()
