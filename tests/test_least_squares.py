@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from make.properties import examples
 
 from horovod_study.workload import floor, material
-from horovod_study.workload.importing import LawFit, fit_law
+from horovod_study.workload.curves import LawFit, fit_law
 
 
 def normalised(fit: LawFit) -> np.ndarray:
