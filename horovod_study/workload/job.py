@@ -26,9 +26,8 @@ from horovod_study.workload import dataset as data
 from horovod_study.workload.material import CHANNELS, POINTS
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.optimizer import Arithmetic, accelerate, learning_rate, make_optimizer
-from horovod_study.workload.options import StrainConfig, parse_widths
+from horovod_study.workload.options import StrainConfig, last_step, parse_widths
 from horovod_study.workload.probes import profiling
-from horovod_study.workload.schedule import last_step
 
 
 class TrainingJob:

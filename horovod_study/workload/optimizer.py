@@ -15,8 +15,7 @@ from horovod_study.comm import Backend
 from horovod_study.errors import ConfigError
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.native import NativeStep, open_native
-from horovod_study.workload.options import ADAM_EPSILON, StrainConfig
-from horovod_study.workload.schedule import scaled_lr
+from horovod_study.workload.options import ADAM_EPSILON, StrainConfig, scaled_lr
 
 REPLAY_ON_HOST = "HOROVOD_STUDY_REPLAY_ON_HOST"
 

@@ -26,18 +26,16 @@ from horovod_study.recording.rank import facts
 from horovod_study.recording.session import Session, settle
 from horovod_study.text.progress import say
 from horovod_study.workload import checkpoint
-from horovod_study.workload.allocator import keep_freed_memory
-from horovod_study.workload.evaluation import evaluate
+from horovod_study.workload.evaluation import Progress, evaluate, printed
 from horovod_study.workload.graphs import CapturedStep
 from horovod_study.workload.job import TrainingJob, describe, greeting, name_broken
 from horovod_study.workload.loaders import feed, open_loader, resident
 from horovod_study.workload.optimizer import Arithmetic, learning_rate, set_learning_rate
-from horovod_study.workload.options import StrainConfig
+from horovod_study.workload.options import Budget, StrainConfig, lr_factor, next_evaluation, scaled_lr
 from horovod_study.workload.probes import ablation, profiling, synchronisation
 from horovod_study.workload.probes.scratch import Scratch
 from horovod_study.workload.resume import Resumption, notes, require_same_run
-from horovod_study.workload.schedule import Budget, lr_factor, next_evaluation, scaled_lr
-from horovod_study.workload.summary import Progress, printed
+from horovod_study.workload.room import keep_freed_memory
 
 _STOP_S = 1e300
 """The time of a rank that was asked to stop: no run takes so long."""
