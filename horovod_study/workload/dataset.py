@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
 from horovod_study.config.documents import open_file, read_json
-from horovod_study.config.doors import Form, accept, wrong
+from horovod_study.config.doors import Form, accept
 from horovod_study.config.run import available_cores
 from horovod_study.errors import DataError, first_line
 from horovod_study.files import unfinished, write_file, writing
@@ -58,7 +58,7 @@ OnProgress = Callable[[int, int], None]
 
 def _low_and_high(bounds: list[list[float]]) -> list[list[float]]:
     if [len(each) for each in bounds] != [2, 2] or any(low >= high for low, high in bounds):
-        raise wrong("it must be [[low, high] of G0 in MPa, [low, high] of a] with low < high")
+        raise ValueError("it must be [[low, high] of G0 in MPa, [low, high] of a] with low < high")
     return bounds
 
 
@@ -88,13 +88,13 @@ class _Floor(Form):
 def _of_all_rows(found: dict[str, list[str]], info: ValidationInfo) -> dict[str, list[str]]:
     blocks = -(-info.data.get("size", 0) // info.data.get("block_rows", 1))
     if missing := next((name for name in _ROWS if len(found.get(name, ())) != blocks), ""):
-        raise wrong(f"it must hold {blocks} hashes of {missing}")
+        raise ValueError(f"it must hold {blocks} hashes of {missing}")
     return found
 
 
 def _of_the_law(found: list[list[float]]) -> list[list[float]]:
     if found != material.TARGET_BOUNDS.tolist():
-        raise wrong(f"those of {material.SPEC} are {material.TARGET_BOUNDS.tolist()}")
+        raise ValueError(f"those of {material.SPEC} are {material.TARGET_BOUNDS.tolist()}")
     return found
 
 

@@ -88,11 +88,17 @@ class TrainingJob:
         """Return what is recorded of the training itself."""
         config, dataset = self.config, self.dataset
         captured = "captured" if self.device.type == "cuda" else "replayed on the host"
+        timed: dict[str, Any] = {}
+        if config.cuda_graphs and config.timer_mode != "off":  # how steps in CUDA graphs are really timed
+            note = "compute is what one CUDA graph holds, into which nobody looks; strict tells forward from backward"
+            if config.timer_mode == "strict":
+                note = "forward and backward are CUDA graphs of their own, which they are in no other mode"
+            timed = {"timer_mode": {"value": config.timer_mode, "note": note}}
         as_asked = ("batch", "schedule", "precision", "widths", "input_scaling", "memory_format", "loader")
         return {
             **{name: getattr(config, name) for name in as_asked},
             "kernels": self.arithmetic.kernels,
-            **_timer_mode_of_graphs(config),
+            **timed,
             "global_batch": config.batch * self.backend.workers,
             "optimizer": self.optimizer_text,
             "graphs": captured if config.cuda_graphs else "no",
@@ -204,15 +210,3 @@ def _averaging(job: TrainingJob) -> Callable[[], None]:
         settle(job.device)
 
     return average
-
-
-def _timer_mode_of_graphs(config: StrainConfig) -> dict[str, Any]:
-    """Return how steps in CUDA graphs are really timed, for the record; nothing where steps are no graphs."""
-    if not config.cuda_graphs or config.timer_mode == "off":
-        return {}
-    note = (
-        "forward and backward are CUDA graphs of their own, which they are in no other mode"
-        if config.timer_mode == "strict"
-        else "compute is what one CUDA graph holds, into which nobody looks; strict tells forward from backward"
-    )
-    return {"timer_mode": {"value": config.timer_mode, "note": note}}

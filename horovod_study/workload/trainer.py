@@ -5,7 +5,7 @@ Letters: B curves per worker and step, C = 3 channels, L = 201 points, P = 2 tar
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from horovod_study.config.run import asked_for, requirements, unmet
 from horovod_study.errors import BackendError, StudyError
 from horovod_study.measure import environment
 from horovod_study.measure.clock import LapClock, now, utc_stamp
-from horovod_study.measure.recorder import DRAIN_STEPS, Recorder
+from horovod_study.measure.recorder import DRAIN_STEPS
 from horovod_study.recording.rank import facts
 from horovod_study.recording.session import Session, settle
 from horovod_study.text.progress import say
@@ -99,30 +99,39 @@ def _create(
     job: TrainingJob, session: Session, effective: dict[str, Any], resumption: Resumption | None
 ) -> checkpoint.Checkpoint | None:
     """Write the record before the first step, and say what runs; return where a run goes on. Collective."""
-    resumed, earlier = None, None if resumption is None else resumption.record
+    resumed, earlier, content = None, None if resumption is None else resumption.record, b""
+    config, backend, directory = job.config, job.backend, session.directory
     if earlier is not None:
-        resumed = _read_checkpoint(session.directory, job.backend)
-        with fail_together(job.backend):
+        with fail_together(backend):
+            if session.is_root:  # the hosts of the others may not see the file
+                content = checkpoint.read_newest(directory)
+        resumed = checkpoint.decode(backend.gather(content)[0], str(directory))
+        source = f"{directory}: progress of its checkpoint"
+        conform(resumed.progress, checkpoint.LoopState, source, again="start the run again")
+        with fail_together(backend):
             if session.is_root:
-                require_same_run(session.directory, earlier, effective)
-                checkpoint.set_aside_newer(session.directory, resumed.step)
-                records.truncate_epochs(session.directory, resumed.progress["evaluated"])
-    session.create(
-        vars(job.config),
-        effective,
-        batch=job.config.batch,
-        earlier=earlier,
-        from_step=None if resumed is None else resumed.step,
-    )
+                require_same_run(directory, earlier, effective)
+                checkpoint.set_aside_newer(directory, resumed.step)
+                records.truncate_epochs(directory, resumed.progress["evaluated"])
+    from_step = None if resumed is None else resumed.step
+    session.create(vars(config), effective, batch=config.batch, earlier=earlier, from_step=from_step)
     if session.is_root:
         say(greeting(job, effective))
         if resumption is not None and resumed is not None:
-            say(f"resumed after step {resumed.step:,} with {session.directory / checkpoint.name_of(resumed.step)}")
+            say(f"resumed after step {resumed.step:,} with {directory / checkpoint.name_of(resumed.step)}")
             for note in notes(resumption, session.record.environment, effective):
                 say(note)
         for doubt in session.doubts:
             say(f"warning: {doubt}")
-    _require(job.config, effective, job.backend.gather(session.record.environment)[0])
+    if config.require is not None:
+        faults = unmet(
+            requirements(config.require, config.workload.options),
+            asked=asked_for(config, lr=scaled_lr(config, effective["workers"])),
+            effective=effective,
+            environment=backend.gather(session.record.environment)[0],
+        )
+        if faults:
+            raise BackendError(f"{'; '.join(faults)}; start the run as required, or change --require")
     return resumed
 
 
@@ -178,7 +187,9 @@ class Training:
         self.base_lr = learning_rate(job.optimizer)
         self.budget = Budget(config, self.last_step)
         self.progress = Progress(enabled=session.is_root)
-        self.keeper = checkpoint.Keeper(job, session.directory)
+        self.kept = -1  # the step of the newest checkpoint of this process
+        # all checkpoints so far; of the one a run was resumed from it is not known
+        self.cost = {"checkpoints": 0, "checkpoint_s": 0.0, "checkpoint_bytes": 0}
         with fail_together(backend):
             self.loader = open_loader(config, job.dataset, job.batches, job.device)
         if session.is_root and self.loader.note:
@@ -213,7 +224,8 @@ class Training:
                 break
             timed = self.step >= config.warmup_steps
             evaluate_at = next_evaluation(config, self.step, per_epoch)
-            keep_at, epoch_end = self.keeper.next_after(self.step), (self.epoch + 1) * per_epoch
+            every, epoch_end = config.checkpoint_every, (self.epoch + 1) * per_epoch
+            keep_at = math.inf if every is None else (self.step // every + 1) * every
             end = min(epoch_end, evaluate_at, keep_at, math.inf if timed else config.warmup_steps)
             end = min(end, self.last_step if self.session.turns is None else self.session.granted)
             self._make_steps(end, timed=timed)
@@ -225,7 +237,7 @@ class Training:
                 self._write_checkpoint()
         if self.ended and self.evaluation.get("steps") != self.step:
             self._evaluate()
-        if config.checkpoint_at_end and self.keeper.step != self.step:
+        if config.checkpoint_at_end and self.kept != self.step:
             self._write_checkpoint()
 
     def _is_at_end(self) -> bool:
@@ -266,7 +278,10 @@ class Training:
             self.stream = (
                 self.loader.epoch(epoch, place) if captured is None else feed(self.loader, captured, epoch, place)
             )
-        check_every = _steps_between_checks(backend, rows, config)
+        # about a quarter of a second between two looks at the other ranks, as many steps on all of them
+        step_s = backend.maximum(0.0 if math.isnan(rows.recent_step_s) else rows.recent_step_s)
+        look_s = min(0.25, config.seconds / 8 if config.seconds else math.inf)
+        check_every = max(1, min(DRAIN_STEPS, round(look_s / step_s))) if step_s else 10
         settle(job.device)
         backend.barrier()
         session.open_stretch(timed=timed)
@@ -349,10 +364,11 @@ class Training:
         self.progress.epoch(row)
 
     def _write_checkpoint(self) -> None:
-        job, session, keeper = self.job, self.session, self.keeper
+        """Write the state after this step, all ranks together; who cannot ends the run, or goes on without it."""
+        job, session, config, began, size = self.job, self.session, self.job.config, now(), 0
         assert session.writer is not None
         scaler = job.arithmetic.scaler
-        state = {
+        progress = {
             **session.progress(),
             "wall_s": now() - session.zero,
             "evaluation": self.evaluation,
@@ -360,15 +376,34 @@ class Training:
             "target_reached": self.target_reached,
             "budget": self.budget.state(),
             "scaler": scaler.state_dict() if scaler else {},
+            **self.cost,
         }
+        self.kept = self.step
         try:
-            keeper.write(self.step, self.epoch, state, session.writer)
+            with fail_together(job.backend):
+                session.writer.sync()  # no checkpoint before the rows that lead to it are on the disk, on all ranks
+            with fail_together(job.backend):
+                if session.is_root:
+                    state = checkpoint.Checkpoint(
+                        step=self.step,
+                        epoch=self.epoch,
+                        model=job.bare_model.state_dict(),
+                        optimizer=job.optimizer.state_dict(),
+                        progress=progress,
+                        config=vars(config),
+                        target_bounds=job.dataset.target_bounds.tolist(),
+                        input_scaling=config.input_scaling,
+                        widths=config.widths,
+                    )
+                    size = checkpoint.save(session.directory, state)
         except StudyError as error:  # the same on all ranks
-            if job.config.disk_full == "end" or self.stopped:  # who is stopped needs it to go on
+            if config.disk_full == "end" or self.stopped:  # who is stopped needs it to go on
                 raise
             if session.is_root:
                 say(f"warning: {error}; training goes on without it")
-            keeper.step = self.step
+        else:
+            new = {"checkpoints": 1, "checkpoint_s": now() - began, "checkpoint_bytes": size}
+            self.cost = {name: self.cost[name] + new[name] for name in self.cost}
 
     def _take_up(self, resumed: checkpoint.Checkpoint) -> None:
         """Put what a checkpoint holds into its place."""
@@ -379,7 +414,7 @@ class Training:
             if job.arithmetic.scaler:
                 job.arithmetic.scaler.load_state_dict(state["scaler"])
             self.budget.take_up(state["budget"])
-            self.keeper.cost = {name: state[name] for name in self.keeper.cost}
+            self.cost = {name: state[name] for name in self.cost}
         self.step, self.epoch = resumed.step, resumed.epoch
         self.evaluation, self.target_reached = state["evaluation"], state["target_reached"]
         session.take_up(state)
@@ -413,7 +448,7 @@ class Training:
         if self.stopped:
             number = int(backend.maximum(self.stop.number))
             why = f"by {signal_name(number)}" if number else "because the runner that gave its turns has ended"
-            raise Stopped(f"stopped {why} after step {self.step:,}", totals=self.keeper.cost)
+            raise Stopped(f"stopped {why} after step {self.step:,}", totals=self.cost)
 
         hashes = backend.gather(facts.digest([job.bare_model]))
         if len(set(hashes)) > 1:
@@ -431,7 +466,7 @@ class Training:
                 for name in ("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "train_s", "wall_s")
             },
             "target_reached": self.target_reached if job.config.target_mse else None,
-            **self.keeper.cost,
+            **self.cost,
             "parameter_sha256": hashes[0],
         }
 
@@ -463,40 +498,3 @@ class Training:
             told += profiling.horovod_timeline(scratch, steps=config.timeline_steps, **where)
         if is_root and told:
             say("\n".join(told))
-
-
-# ------------------------------------------------------------------------------------------ parts of the above
-
-
-def _require(config: StrainConfig, effective: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    """Raise BackendError, on all ranks, if the run is not what `--require` asks for."""
-    if config.require is None:
-        return
-    faults = unmet(
-        requirements(config.require, config.workload.options),
-        asked=asked_for(config, lr=scaled_lr(config, effective["workers"])),
-        effective=effective,
-        environment=found,
-    )
-    if faults:
-        raise BackendError(f"{'; '.join(faults)}; start the run as required, or change --require")
-
-
-def _read_checkpoint(directory: Path, backend: Backend) -> checkpoint.Checkpoint:
-    """Return the newest intact checkpoint, read by rank 0 alone: the hosts of the others may not see the file."""
-    content = b""
-    with fail_together(backend):
-        if backend.rank == 0:
-            content = checkpoint.read_newest(directory)
-    found = checkpoint.decode(backend.gather(content)[0], str(directory))
-    conform(
-        found.progress, checkpoint.LoopState, f"{directory}: progress of its checkpoint", again="start the run again"
-    )
-    return found
-
-
-def _steps_between_checks(backend: Backend, rows: Recorder, config: StrainConfig) -> int:
-    """Return how many steps make about a quarter of a second, the same number on all ranks."""
-    step_s = backend.maximum(0.0 if math.isnan(rows.recent_step_s) else rows.recent_step_s)
-    limit = config.seconds / 8 if config.seconds else math.inf
-    return max(1, min(DRAIN_STEPS, round(min(0.25, limit) / step_s))) if step_s else 10

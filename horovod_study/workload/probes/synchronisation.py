@@ -54,10 +54,10 @@ def measure(scratch: Scratch, *, repeats: int = REPEATS) -> dict[str, Any]:
         steps = _SyncSteps(scratch, raw)
         blocks = max(1, round(repeats / BLOCK))
         for _ in range(blocks):
-            steps.floor(BLOCK)
-            steps.through(BLOCK)
+            steps.make("floor", BLOCK)
+            steps.make("through", BLOCK)
 
-    everybody = backend.gather((os.uname().nodename, steps.floor_spans, steps.through_spans, steps.pack_s))
+    everybody = backend.gather((os.uname().nodename, *steps.spans.values(), steps.pack_s))
     one_host = len({host for host, *_ in everybody}) == 1
     floor_s, common = after_the_last([spans for _, spans, _, _ in everybody], one_host=one_host)
     through_s = after_the_last([spans for _, _, spans, _ in everybody], one_host=one_host)[0]
@@ -100,64 +100,44 @@ class _SyncSteps:
 
     def __init__(self, scratch: Scratch, raw: Raw) -> None:
         backend = scratch.backend
-        self._scratch, self._backend, self._raw = scratch, backend, raw
-        self._optimizer, self._arithmetic = scratch.optimizer, scratch.arithmetic
+        self._scratch, self._raw = scratch, raw
         self.through_known = backend.reduction != "hooks"
         # Hooks would send each gradient of the network that is trained; a copy of it has none.
         self._model = scratch.model if self.through_known else copy.deepcopy(scratch.bare_model)
         self._flat = backend.flat or FlatGradients(self._model.parameters(), workers=backend.workers)
         self.buffer = self._flat.buffer
-        self.floor_spans: list[tuple[float, float]] = []
-        self.through_spans: list[tuple[float, float]] = []
+        self.spans: dict[str, list[tuple[float, float]]] = {"floor": [], "through": []}
         self.pack_s: list[float] = []
 
-    def floor(self, count: int) -> None:
-        """Make `count` steps, and one before them, whose gradients go through the raw transport."""
-        for place in range(count + 1):
-            self._gradients()
-            began_pack = now()
-            buffer = self._flat.pack()
-            self._scratch.settle()
+    def make(self, kind: str, count: int) -> None:
+        """Make `count` steps of one kind, and one before them; none `through` where hooks have begun in backward."""
+        scratch, raw, known = self._scratch, self._raw, self.through_known
+        for place in range(count + 1 if known or kind == "floor" else 0):
+            curves, targets = scratch.batch()  # (B, C, L), (B, P)
+            if known:
+                scratch.backend.zero_grad(scratch.optimizer)
+            else:
+                self._model.zero_grad()
+            scratch.arithmetic.backward(scratch.arithmetic.loss(self._model, curves, targets))
+            scratch.settle()
+            began_pack, buffer = now(), self._flat.pack() if kind == "floor" else self.buffer
+            scratch.settle()
             pack_s = now() - began_pack
-            self._align()
+            raw.barrier()
+            raw.settle()
             began = now()
-            self._raw.allreduce_(buffer)
-            self._raw.settle()
+            if kind == "floor":
+                raw.allreduce_(buffer)
+                raw.settle()
+            else:
+                scratch.backend.synchronize(scratch.optimizer)
+                scratch.settle()
             span = (began, now())
-            if self.through_known:
-                self._arithmetic.step(self._optimizer, self._backend)
+            if known:
+                scratch.arithmetic.step(scratch.optimizer, scratch.backend)
             if place:
-                self.floor_spans.append(span)
-                self.pack_s.append(pack_s)
-
-    def through(self, count: int) -> None:
-        """Make `count` steps, and one before them, whose gradients are averaged as in training."""
-        if not self.through_known:
-            return
-        for place in range(count + 1):
-            self._gradients()
-            self._align()
-            began = now()
-            self._backend.synchronize(self._optimizer)
-            self._scratch.settle()
-            span = (began, now())
-            self._arithmetic.step(self._optimizer, self._backend)
-            if place:
-                self.through_spans.append(span)
-
-    def _gradients(self) -> None:
-        curves, targets = self._scratch.batch()  # (B, C, L), (B, P)
-        if self.through_known:
-            self._backend.zero_grad(self._optimizer)
-        else:
-            self._model.zero_grad()
-        loss = self._arithmetic.loss(self._model, curves, targets)
-        self._arithmetic.backward(loss)
-        self._scratch.settle()
-
-    def _align(self) -> None:
-        self._raw.barrier()
-        self._raw.settle()
+                self.spans[kind].append(span)
+                self.pack_s += [pack_s] if kind == "floor" else []
 
 
 def _plain(seconds: NDArray[np.float64]) -> list[float]:
