@@ -36,7 +36,7 @@ from horovod_study.config.documents import open_file
 from horovod_study.config.doors import Form, accept
 from horovod_study.errors import DataError, first_line, nearest, refuse
 from horovod_study.text.words import plural
-from horovod_study.workload import dataset, floor, material, room
+from horovod_study.workload import dataset, material, room
 
 NAMES = {
     "strain": "strain, shear strain, eps, epsilon, gamma, e true, e, \u03b5, \u03b3, dehnung, scherung, gleitung",
@@ -578,7 +578,7 @@ def _checked(
             fit, count = fit_law(strain, stress, flag), flag.sum(axis=1, dtype=np.float64)
             found = pd.DataFrame(fit._asdict(), index=rows).assign(peak_mpa=np.abs(stress).max(axis=1).astype(float))
             sigma_mpa, plain = fit.rms_mpa * np.sqrt(count / np.maximum(count - 2, 1)), np.array([[0.0, 1.0]] * 2)
-            found[_VARIANCES] = floor.bounds(strain, found[_LAW].to_numpy(), sigma_mpa, target_bounds=plain)
+            found[_VARIANCES] = material.bounds(strain, found[_LAW].to_numpy(), sigma_mpa, target_bounds=plain)
             parts.append(found)
         if on_progress:
             on_progress("checking curves", high, curves.size)
@@ -649,7 +649,7 @@ def _floor(fits: pd.DataFrame, bounds: _Array) -> dict[str, Any] | None:
     each = fits[_VARIANCES].to_numpy()[fits.index % 4 == 3] / (bounds[:, 1] - bounds[:, 0]) ** 2
     if (fits.rms_mpa > MISFIT_OF_PEAK * fits.peak_mpa).any() or not np.isfinite(each).all():
         return None
-    return floor.summary(each.sum(axis=0), len(each), target_bounds=bounds, estimated=True)
+    return material.floor(each.sum(axis=0), len(each), target_bounds=bounds, estimated=True)
 
 
 # -------------------------------------------------------------------------------------------------------- least squares

@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -35,7 +36,7 @@ from horovod_study.errors import DataError, first_line
 from horovod_study.files import unfinished, write_file, writing
 from horovod_study.text.numbers import amount
 from horovod_study.text.tables import table_of, to_lines
-from horovod_study.workload import floor, material, room
+from horovod_study.workload import material, room
 
 CURVES, TARGETS, SIDECAR = "curves.npy", "targets.npy", "dataset.json"
 BLOCK_ROWS = 25_000
@@ -75,7 +76,7 @@ class _Drawn(Form):
 
 
 class _Floor(Form):
-    """What floor.summary returns."""
+    """What material.floor returns."""
 
     mse: _Mean
     g0_mse: _Mean
@@ -166,7 +167,7 @@ class Dataset:
 
     @property
     def floor(self) -> dict[str, Any] | None:
-        """Return the mean Cramer-Rao bound over the test curves (floor.summary), None if it is not known."""
+        """Return the mean Cramer-Rao bound over the test curves (material.floor), None if it is not known."""
         found = self.sidecar.floor
         return None if found is None else found.model_dump(exclude_defaults=True)
 
@@ -269,7 +270,7 @@ def generate(
         fill = partial(_fill_block, making, seed, noise_max_mpa)
         found, sums = zip(*_of_blocks(fill, blocks, threads, on_progress), strict=True)
         hashes.extend(found)
-        content["floor"] = floor.summary(np.sum(sums, axis=0), size // 4)
+        content["floor"] = material.floor(np.sum(sums, axis=0), size // 4)
 
 
 def write_imported(
@@ -285,16 +286,19 @@ def write_imported(
     """Write somebody's own curves as the data set directory `path`, which appears complete or not at all.
 
     `blocks` are the curves in order, (B, 3, 201) each, `targets` (N, 2) normalised with `target_bounds` (2, 2).
-    `provenance` (JSON values) says where they come from; `floor` is what floor.summary returns if the noise is known or
-    estimated. Raises DataError for rows that break the layout, naming the first of them, and as `generate` does.
+    `provenance` (JSON values) says where they come from; `floor` is what material.floor returns if the noise is known
+    or estimated. Raises DataError for rows that break the layout, naming the first of them, and as `generate` does.
     """
-    size, done, pieces = len(targets), 0, _pieces(blocks)
+    size, done = len(targets), 0
     targets = np.ascontiguousarray(targets, dtype="<f4")
+    rows = chain.from_iterable(np.array_split(each, range(_PIECE_ROWS, len(each), _PIECE_ROWS)) for each in blocks)
+    left = np.empty((0, *_ROWS[CURVES]), "<f4")
 
-    def rows(high: int) -> Iterator[_Piece]:
-        nonlocal done
-        while done < high:
-            curves = next(pieces)
+    def pieces(high: int) -> Iterator[_Piece]:
+        nonlocal done, left
+        while done < high:  # no piece crosses the end of a block of hashes
+            left = left if len(left) else np.ascontiguousarray(next(rows), dtype="<f4")
+            curves, left = left[: high - done], left[high - done :]
             labels = targets[done : done + len(curves)]
             if problem := _wrong_row(done, curves, labels, bounded=False):
                 raise DataError(f"{path}/{problem}; correct it and import again")
@@ -304,21 +308,9 @@ def write_imported(
     content = {"kind": "imported", "spec": "imported v1", "size": size, "target_bounds": target_bounds.tolist()}
     with _made_whole(path, {**content, "floor": floor, "provenance": provenance}) as (making, hashes):
         for low, high in _blocks(size, BLOCK_ROWS):
-            hashes.append(_write_block(making, low, rows(high)))
+            hashes.append(_write_block(making, low, pieces(high)))
             if on_progress:
                 on_progress(high, size)
-
-
-def _pieces(blocks: Iterable[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
-    """Cut blocks of rows of any length so that no piece crosses a multiple of BLOCK_ROWS."""
-    done = 0
-    for block in blocks:
-        low = 0
-        while low < len(block):
-            high = min(len(block), low + _PIECE_ROWS, low + BLOCK_ROWS - done % BLOCK_ROWS)
-            yield np.ascontiguousarray(block[low:high], dtype="<f4")
-            done += high - low
-            low = high
 
 
 def require_new(path: Path) -> None:
@@ -437,7 +429,7 @@ def _floor_sums(
 ) -> NDArray[np.float64]:
     """Return the sum of the Cramer-Rao bounds (P,) of the test curves among the curves from number `first` on."""
     test = slice((3 - first) % 4, None, 4)
-    found: NDArray[np.float64] = floor.bounds(curves[test, 0], targets[test], levels_mpa[test]).sum(axis=0)
+    found: NDArray[np.float64] = material.bounds(curves[test, 0], targets[test], levels_mpa[test]).sum(axis=0)
     return found
 
 
@@ -511,7 +503,7 @@ def check(path: Path, *, threads: int | None = None, on_progress: OnProgress | N
         _of_blocks(partial(_check_block, dataset), blocks, threads or available_cores(), on_progress),
         np.zeros(material.TARGETS),
     )
-    computed = floor.summary(sums, dataset.test_size) if generated else dataset.floor
+    computed = material.floor(sums, dataset.test_size) if generated else dataset.floor
     if generated and dataset.floor and computed:
         for name, value in computed.items():
             if not np.isclose(dataset.floor[name], value, rtol=1e-6, atol=0):  # another machine's exp

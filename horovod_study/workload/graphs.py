@@ -155,11 +155,11 @@ class CapturedStep:
 
     def _fuse(self, blocks: BlockSizes | None) -> FusedNetwork:
         """Take the kernels made for this network, which write all gradients into one buffer."""
-        parameters, flat = list(self._bare_model.parameters()), self._backend.flat
-        sizes = [each.numel() for each in parameters]
-        buffer = torch.zeros(sum(sizes), device=self._device) if flat is None else flat.buffer
+        model, flat = self._bare_model, self._backend.flat
+        count = sum(each.numel() for each in model.parameters())
+        buffer = torch.zeros(count, device=self._device) if flat is None else flat.buffer
         network = FusedNetwork(
-            self._bare_model,
+            model,
             batch=self._config.batch,
             precision=self._config.precision,
             buffer=buffer,
@@ -169,8 +169,7 @@ class CapturedStep:
             merged=self._merged,
             slots=RING if self._merged and self._stream is not None else 0,
         )
-        self.stamps, parts = network.stamps, torch.split(buffer, sizes)
-        self._gradients = [(each, part.view_as(each)) for each, part in zip(parameters, parts, strict=True)]
+        self.stamps, self._gradients = network.stamps, list(zip(model.parameters(), model.views(buffer), strict=True))
         return network
 
     # ------------------------------------------------------------------------------------ what is recorded

@@ -378,10 +378,9 @@ class FusedNetwork:
         self._beside_stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
         self._gradients = buffer
-        gradients = dict(zip((name for name, _ in model.named_parameters()), self._views(buffer), strict=True))
-        for name, parameter in model.named_parameters():
-            parameter.grad = gradients[name]
-        self._fc1_weight_grad = gradients["fc1.weight"]  # zero_grad() of an optimiser takes it from the parameter
+        for parameter, gradient in zip(model.parameters(), model.views(buffer), strict=True):
+            parameter.grad = gradient
+        self._fc1_weight_grad = model.fc1.weight.grad  # zero_grad() of an optimiser takes it from the parameter
 
         def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
@@ -411,18 +410,12 @@ class FusedNetwork:
         self._parameters, self._moments1, self._moments2, self._updates = held
         self._rate = self._updates if optimizer is None else optimizer.param_groups[0]["lr"]
 
-    def _views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Return the parts of `flat` that belong to the parameters, each in its shape."""
-        parameters = list(self._model.parameters())
-        parts = torch.split(flat, [each.numel() for each in parameters])
-        return [part.view_as(each) for part, each in zip(parts, parameters, strict=True)]
-
     @torch.no_grad()
     def adopt(self) -> None:
         """Move the parameters and the optimiser's state to where `update` works on them; torch goes on to see them."""
         if self._optimizer is None:
             return
-        places = (self._views(each) for each in (self._parameters, self._moments1, self._moments2))
+        places = (self._model.views(each) for each in (self._parameters, self._moments1, self._moments2))
         for parameter, place, *own in zip(self._model.parameters(), *places, self._updates.unbind(), strict=True):
             state = self._optimizer.state[parameter]
             # what torch's Adam keeps of a parameter

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 from horovod_study.config.roles import AS_SHIPPED, Role, declared, option
@@ -344,10 +343,6 @@ class StrainConfig(RunConfig, _Training):
             )
 
 
-def _command(config: Path, directory: Path, resume: bool) -> tuple[str, ...]:
-    return ("-m", "horovod_study.train", "--config", str(config), "--resume" if resume else "--out", str(directory))
-
-
 def _rate_of(requested: Mapping[str, Any], workers: int) -> float | None:
     lr, grown = requested.get("lr"), LR_SCALINGS.get(requested.get("lr_scaling", "none"))
     return lr * grown(workers) if isinstance(lr, int | float) and grown is not None else None
@@ -361,7 +356,10 @@ def _samples_of_epoch(config: Configuration) -> float | None:
 WORKLOAD = STRAIN = Workload(
     name="strain",
     configuration=StrainConfig,
-    command=_command,
+    command=lambda config, directory, resume: (
+        *("-m", "horovod_study.train", "--config", str(config)),
+        *("--resume" if resume else "--out", str(directory)),
+    ),
     samples="curves",
     model="StressCNN",
     threads_of=lambda config: config.threads + cast(StrainConfig, config).loader_processes,

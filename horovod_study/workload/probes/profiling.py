@@ -24,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import sysconfig
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,7 +46,7 @@ from horovod_study.config.run import LAPS, RunConfig
 from horovod_study.errors import BackendError, RecordError, StudyError, refuse
 from horovod_study.files import csv_rows, result_folder, write_file, writing
 from horovod_study.measure import ranges
-from horovod_study.measure.clock import now, open_clock, sleep
+from horovod_study.measure.clock import open_clock
 from horovod_study.text.numbers import amount
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.workload.probes.scratch import Scratch
@@ -158,7 +159,8 @@ def _windows(
     elif kind == "cprofile":
         yield None, _cprofile(steps, place)
     elif kind == "nsys":
-        yield (torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop), _nsys(notes)
+        yield (torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop), torch.cuda.profiler.profile()
+        notes.append("nsys writes its report when it ends; open it with nsys-ui, or read it with nsys stats")
     elif kind == "sync-points":
         finder = Finder()
         yield (finder.not_in_data if device.type == "cpu" else None), _sync_points(finder, device, steps, place, notes)
@@ -167,15 +169,17 @@ def _windows(
         yield None, _spy("speedscope", place("json"), notes, place("csv"))
 
 
+def _told(what: str, steps: int, slow_s: float, timed_s: float, who: str) -> str:
+    compared = f", {slow_s / timed_s:.2f} times the {timed_s * 1e3:.2f} ms of timed ones" if timed_s > 0 else ""
+    window = f"{steps} scratch steps after the timed window, {slow_s * 1e3:.2f} ms (median{who}){compared}"
+    return f"{what}: {window}; these steps are not the timed ones"
+
+
 def _lines(kind: str, steps: int, everybody: list[dict[str, Any]]) -> list[str]:
     """Return what rank 0 says: how slow the profiled steps were, what was found, and where it is."""
-    slowest = max(everybody, key=lambda each: each["median_s"])
-    several, timed_s = len(everybody) > 1, slowest["timed_s"]
-    compared = f", {slowest['median_s'] / (timed_s or 1):.2f} times the {timed_s * 1e3:.2f} ms of timed ones"
-    lines = [
-        f"profile {kind}: {steps} scratch steps after the timed window, {slowest['median_s'] * 1e3:.2f} ms (median"
-        f"{' of the slowest rank' * several}){compared * (timed_s > 0)}; these steps are not the timed ones"
-    ]
+    several = len(everybody) > 1
+    slow_s, timed_s = max((each["median_s"], each["timed_s"]) for each in everybody)
+    lines = [_told(f"profile {kind}", steps, slow_s, timed_s, " of the slowest rank" * several)]
     for rank, each in enumerate(everybody):
         rank_is = f"rank {rank}: " * several
         if each["problem"]:
@@ -248,19 +252,6 @@ def _cprofile(steps: int, place: Place) -> Iterator[None]:
     with writing(place("prof"), _FREE):
         write_file(place("txt"), "\n".join(lines) + "\n")
         profiler.dump_stats(place("prof"))  # for snakeviz; nothing here reads it
-
-
-# --------------------------------------------------------------------------------------------------------------- nsys
-
-
-@contextmanager
-def _nsys(notes: list[str]) -> Iterator[None]:
-    torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
-    notes.append("nsys writes its report when it ends; open it with nsys-ui, or read it with nsys stats")
 
 
 # -------------------------------------------------------------------------------------------------------- sync points
@@ -347,16 +338,15 @@ def _spy(form: str, path: Path, notes: list[str], table: Path | None = None) -> 
 
 def _wait_until_sampling(spy: "subprocess.Popen[bytes]", output: IO[bytes]) -> str:
     """Return what py-spy said until it samples; raise RecordError if it ends before, or takes too long."""
-    os.set_blocking(output.fileno(), False)
-    told, began = "", now()
-    while "Sampling process" not in told:
-        ended = spy.poll() is not None  # asked before the read: what it said last is in the pipe then
-        told += (output.read() or b"").decode(errors="replace")
-        if ended or now() - began > _SPY_START_S:
-            raise RecordError(f"py-spy did not begin ({' '.join(told.split())}); use --profile cprofile")
-        sleep(0.002)
-    os.set_blocking(output.fileno(), True)
-    return told
+    told, late = "", threading.Timer(_SPY_START_S, spy.kill)
+    late.start()
+    for line in output:
+        told += line.decode(errors="replace")
+        if "Sampling process" in told:
+            late.cancel()
+            return told
+    late.cancel()
+    raise RecordError(f"py-spy did not begin ({' '.join(told.split())}); use --profile cprofile")
 
 
 def _sums(path: Path) -> tuple[list[dict[str, Any]], int]:
@@ -563,14 +553,10 @@ def horovod_timeline(scratch: Scratch, *, steps: int, directory: Path, timed_ste
     with fail_together(backend):
         if writes and not path.exists():
             raise RecordError(f"{path}: Horovod wrote no timeline; make the run directory writable for rank 0")
-    everybody = backend.gather((step_s, timed_step_s))
-    slow_s, timed_s = max(everybody)
-    size = path.stat().st_size if writes else 0
-    made = ended_at[0] if ended_at else steps
-    return [
-        f"timeline: {made} scratch steps after the timed window, {slow_s * 1e3:.2f} ms (median of the slowest rank), "
-        f"{slow_s / timed_s:.2f} times the {timed_s * 1e3:.2f} ms of timed ones; these steps are not the timed ones",
-        *([f"warning: the timeline ends after {made} of {steps} steps, at {amount(_LIMIT_BYTES)}"] if ended_at else []),
-        f"  wrote {path} ({amount(size)}); read it with horovod-study explain --part timeline "
-        f"{shlex.quote(str(directory))}",
-    ]
+    slow_s, timed_s = max(backend.gather((step_s, timed_step_s)))
+    made, size = ended_at[0] if ended_at else steps, path.stat().st_size if writes else 0
+    told = [_told("timeline", made, slow_s, timed_s, " of the slowest rank")]
+    if ended_at:
+        told.append(f"warning: the timeline ends after {made} of {steps} steps, at {amount(_LIMIT_BYTES)}")
+    how = f"read it with horovod-study explain --part timeline {shlex.quote(str(directory))}"
+    return [*told, f"  wrote {path} ({amount(size)}); {how}"]

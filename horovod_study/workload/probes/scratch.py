@@ -6,10 +6,11 @@ not equally fast.
 """
 
 import hashlib
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -38,42 +39,43 @@ class Scratch:
     device: torch.device
     train_step: Callable[..., torch.Tensor]  # that of workload.trainer
     captured: CapturedStep | None = None  # what makes a step instead, where steps are CUDA graphs
-    _given: list[Iterator[Batch | None]] = field(default_factory=list)
-    _stream: list[Iterator[Batch]] = field(default_factory=list)
     _kept: list[Callable[[], None]] = field(default_factory=list)
+
+    @cached_property
+    def _stream(self) -> Iterator[Batch]:
+        return chain.from_iterable(self.loader.epoch(epoch) for epoch in count())
+
+    @cached_property
+    def _given(self) -> Iterator[Batch | None]:
+        """What captured steps are given, one epoch after the other."""
+        return chain.from_iterable(feed(self.loader, self.captured, epoch) for epoch in count())
 
     def batch(self) -> Batch:
         """Return the next local batch, curves (B, C, L) and targets (B, P); there is no last one."""
-        if not self._stream:
-            epochs = (self.loader.epoch(epoch) for epoch in itertools.count())
-            self._stream.append(itertools.chain.from_iterable(epochs))
-        return next(self._stream[0])
+        return next(self._stream)
 
     @property
     def laps(self) -> Sequence[str]:
         """Return the laps of a step, in their order."""
         return ORDINARY_LAPS if self.captured is None else self.captured.laps
 
-    def steps(self, count: int, clock: LapClock, before: Callable[[int], None] | None = None) -> None:
-        """Make `count` training steps with laps on `clock`, which was started; `before(k)` is called before step k."""
-        for step in range(count):
+    def steps(self, number: int, clock: LapClock, before: Callable[[int], None] | None = None) -> None:
+        """Make `number` training steps with laps on `clock`, which was started; `before(k)` is called before step k."""
+        for step in range(number):
             if before is not None:
                 before(step)
             clock.begin(None if self.captured is None else self.captured.begin_of_next(clock))
             if self.captured is not None:
-                if not self._given:  # what captured steps are given, one epoch after the other
-                    epochs = (feed(self.loader, self.captured, epoch) for epoch in itertools.count())
-                    self._given.append(itertools.chain.from_iterable(epochs))
-                self.captured.take(next(self._given[0]), clock)
+                self.captured.take(next(self._given), clock)
                 continue
             curves, targets = self.batch()
             clock.lap("data")
             self.train_step(self.model, self.optimizer, curves, targets, self.backend, clock, self.arithmetic)
 
-    def timed(self, count: int, clock: LapClock, before: Callable[[int], None] | None = None) -> dict[str, np.ndarray]:
-        """Make `count` steps as a stretch of `clock`, wait for the last, and return their laps (`LapClock.drain`)."""
+    def timed(self, number: int, clock: LapClock, before: Callable[[int], None] | None = None) -> dict[str, np.ndarray]:
+        """Make `number` steps as a stretch of `clock`, wait for the last, and return their laps (`LapClock.drain`)."""
         clock.start()
-        self.steps(count, clock, before)
+        self.steps(number, clock, before)
         self.settle()
         return clock.drain()
 
