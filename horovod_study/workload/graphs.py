@@ -172,8 +172,6 @@ class CapturedStep:
         self.stamps, self._gradients = network.stamps, list(zip(model.parameters(), model.views(buffer), strict=True))
         return network
 
-    # ------------------------------------------------------------------------------------ what is recorded
-
     def _forward(self) -> None:
         if self._network is not None:
             self._loss = self._network.forward(self._curves, self._targets, self._order, self._state)
@@ -296,8 +294,6 @@ class CapturedStep:
 
     def _optimizer_state(self) -> list[torch.Tensor]:
         return [each for slots in self._optimizer.state.values() for each in slots.values() if torch.is_tensor(each)]
-
-    # -------------------------------------------------------------------------------------- what training calls
 
     @property
     def laps(self) -> tuple[str, ...]:

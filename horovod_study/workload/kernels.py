@@ -218,7 +218,7 @@ def plan(
     dots = {"PRECISION": "bf16 interpreted" if precision == "bf16" and interpreted() else precision}
     samples = blocks(batch, chosen.samples)
 
-    def launch(name: str, *grid: int, kernel: str = "", **constants: float | str) -> _KernelLaunch:
+    def launch(name: str, *grid: int, kernel: str = "", **constants: Any) -> _KernelLaunch:
         warps, stages = chosen.warps.get(name, _WARPS), chosen.stages.get(name, _STAGES)
         return _KernelLaunch(getattr(triton_kernels, kernel or name), grid, constants, warps, stages)
 
@@ -437,16 +437,6 @@ class FusedNetwork:
         the same memory, **which holds it only after `backward`**: its sum is formed there with the others. With an
         optimizer its number of updates goes up by one here.
         """
-        for name, tensor, dtype, shape in (
-            ("curves", curves, torch.float32, (CHANNELS, POINTS)),
-            ("targets", targets, torch.float32, (TARGETS,)),
-            ("order", order, torch.int64, (self._batch,)),
-        ):
-            if tensor.shape[1:] != shape or tensor.dtype != dtype or not tensor.is_contiguous():
-                raise ValueError(
-                    f"{name}: {tuple(tensor.shape)} {tensor.dtype} instead of (any number, "
-                    f"{', '.join(map(str, shape))}) {dtype}, contiguous"
-                )
         model, self._inputs = self._model, (curves, order)
         scaling, times = (order, state, self._factor, self._shift), (self._times, self._slots)
         for launch, x, layer, out, winner in (

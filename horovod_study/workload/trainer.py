@@ -44,7 +44,7 @@ from horovod_study.workload.options import (
     parse_widths,
     scaled_lr,
 )
-from horovod_study.workload.probes import ablation, profiling, synchronisation
+from horovod_study.workload.probes import profiling, synchronisation
 from horovod_study.workload.probes.scratch import Scratch
 from horovod_study.workload.resume import Resumption, notes, require_same_run
 from horovod_study.workload.room import keep_freed_memory
@@ -667,10 +667,10 @@ class Training:
         if config.measure_ablation and job.backend.workers == 1:
             say("note: measure_ablation is left out: one worker has nobody to communicate with")
         elif config.measure_ablation:
-            found = ablation.measure(scratch, seed=config.seed, made=self.step)
+            found = synchronisation.ablate(scratch, seed=config.seed, made=self.step)
             keep("ablation", found)
             if is_root:
-                say(ablation.summary(found))
+                say(synchronisation.ablation_line(found))
         told: list[str] = []
         if config.profile:
             told += profiling.profile(scratch, kind=config.profile, steps=config.profile_steps, **where)

@@ -192,9 +192,6 @@ def _lines(kind: str, steps: int, everybody: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-# ---------------------------------------------------------------------------------------------------- torch.profiler
-
-
 @contextmanager
 def _torch(device: torch.device, steps: int, place: Place) -> Iterator[None]:
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or its library prints lines that say nothing
@@ -217,9 +214,6 @@ def _torch(device: torch.device, steps: int, place: Place) -> Iterator[None]:
         rows.append(row)
     by = "self_device_s" if device.type == "cuda" else "self_host_s"
     write_table(place("csv"), sorted(rows, key=lambda row: (-row[by], row["operator"])))
-
-
-# ----------------------------------------------------------------------------------------------------------- cProfile
 
 
 @contextmanager
@@ -254,9 +248,6 @@ def _cprofile(steps: int, place: Place) -> Iterator[None]:
         profiler.dump_stats(place("prof"))  # for snakeviz; nothing here reads it
 
 
-# -------------------------------------------------------------------------------------------------------- sync points
-
-
 @contextmanager
 def _sync_points(finder: "Finder", device: torch.device, steps: int, place: Place, notes: list[str]) -> Iterator[None]:
     with finder.watching(device):
@@ -272,9 +263,6 @@ def _sync_points(finder: "Finder", device: torch.device, steps: int, place: Plac
         notes.append(f"{each.number / steps:.3g} per step: {each} ({waits})")
     if len(points) > 10:
         notes.append(f"and {len(points) - 10} more places")
-
-
-# ------------------------------------------------------------------------------------------------------------- py-spy
 
 
 def _spy_program() -> str | None:
@@ -424,7 +412,8 @@ class Finder:
             with self._warned():
                 yield
         else:
-            with _ToHost(self.note), _Waiting(self.note):
+            with _ToHost() as methods, _Waiting() as operations:  # type: ignore[no-untyped-call]
+                methods.note = operations.note = self.note
                 yield
 
     @property
@@ -461,9 +450,7 @@ class Finder:
 class _Waiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every operation that really runs, backward and hooks included."""
 
-    def __init__(self, note: Callable[[str, FrameType | None], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._note = note
+    note: Callable[[str, FrameType | None], None]
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -478,16 +465,14 @@ class _Waiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Optimisers keep their step counts on the host on a GPU too, and read them there.
         frames = walk_stack(sys._getframe(1)) if operation == "item" else ()
         if operation and not any(each.f_code.co_filename.startswith(f"{_TORCH}optim{os.sep}") for each, _ in frames):
-            self._note(operation, sys._getframe(1))
+            self.note(operation, sys._getframe(1))
         return func(*args, **(kwargs or {}))
 
 
 class _ToHost(TorchFunctionMode):
     """Sees the methods that are no operation on a CPU, because the tensor is there already."""
 
-    def __init__(self, note: Callable[[str, FrameType | None], None]) -> None:
-        super().__init__()
-        self._note = note
+    note: Callable[[str, FrameType | None], None]
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -495,7 +480,7 @@ class _ToHost(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         # Tensor.numpy is none of them: on a GPU it fails instead of waiting.
         if name in ("cpu", "tolist") and args and isinstance(args[0], torch.Tensor):
-            self._note(name, sys._getframe(1))
+            self.note(name, sys._getframe(1))
         return func(*args, **(kwargs or {}))
 
 
