@@ -44,8 +44,7 @@ from horovod_study.workload.graphs import CapturedStep
 from horovod_study.workload.loaders import open_loader
 from horovod_study.workload.model import INPUT_SCALINGS, StressCNN
 from horovod_study.workload.optimizer import Arithmetic, accelerate, make_optimizer
-from horovod_study.workload.options import StrainConfig, parse_widths, strain_config
-from horovod_study.workload.schedule import scaled_lr
+from horovod_study.workload.options import StrainConfig, parse_widths, scaled_lr, strain_config
 from horovod_study.workload.trainer import run, train_step
 
 PLAIN, PLAIN_LOADER = "plain loop", "plain loop, DataLoader"

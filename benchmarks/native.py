@@ -35,10 +35,10 @@ from horovod_study.programs.loading import LoneStep
 from horovod_study.programs.microbench import step_flops
 from horovod_study.text.progress import say
 from horovod_study.workload import dataset, native
-from horovod_study.workload.allocator import keep_freed_memory
 from horovod_study.workload.loaders import open_loader
 from horovod_study.workload.model import WIDTHS
 from horovod_study.workload.options import StrainConfig
+from horovod_study.workload.room import keep_freed_memory
 
 HERE = Path(__file__).parent
 PLAIN, TORCH, NATIVE = "plain PyTorch + DataLoader", "--kernels torch", "--kernels native"

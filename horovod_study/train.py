@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     code = 0
     if launch.rank == 0:
-        from horovod_study.workload.summary import summary
+        from horovod_study.workload.evaluation import summary
 
         try:
             print(summary(result), file=sys.stderr if options.json else sys.stdout, flush=True)
@@ -99,7 +99,7 @@ def _train(options: argparse.Namespace, launch: Launch, stop: StopRequest) -> di
         resumption = plan_resume(options.resume, values, workers=launch.workers)
         if resumption.finished:
             if launch.rank == 0:
-                from horovod_study.workload.summary import printed
+                from horovod_study.workload.evaluation import printed
 
                 say(f"{resumption.directory}: the run is finished: {resumption.finished}")
                 if options.json:

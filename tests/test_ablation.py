@@ -26,7 +26,7 @@ from horovod_study.errors import AnalysisError, BackendError, RecordError
 from horovod_study.measure.clock import LapClock, now
 from horovod_study.records import finite
 from horovod_study.workload import checkpoint
-from horovod_study.workload.probes import ablation
+from horovod_study.workload.probes import synchronisation
 from horovod_study.workload.probes.scratch import Scratch
 
 # -------------------------------------------------------------------------------------------------------- the plan
@@ -34,31 +34,31 @@ from horovod_study.workload.probes.scratch import Scratch
 
 @given(made=st.integers(1, 10_000_000))
 def test_the_blocks_count_about_as_many_steps_as_the_run_has(made: int) -> None:
-    pairs, steps = ablation.plan(made)
-    assert ablation.MIN_PAIRS <= pairs <= ablation.PAIRS
-    assert 1 <= steps <= ablation.STEPS
+    pairs, steps = synchronisation.ablation_plan(made)
+    assert synchronisation.MIN_PAIRS <= pairs <= synchronisation.PAIRS
+    assert 1 <= steps <= synchronisation.STEPS
     counted = 2 * pairs * steps
-    assert counted <= max(made, 2 * ablation.MIN_PAIRS)
-    assert counted >= min(made / 2, 2 * ablation.PAIRS * ablation.STEPS)
+    assert counted <= max(made, 2 * synchronisation.MIN_PAIRS)
+    assert counted >= min(made / 2, 2 * synchronisation.PAIRS * synchronisation.STEPS)
 
 
 @given(pairs=st.integers(1, 60), seed=st.integers(0, 2**32))
 def test_two_successive_pairs_have_the_two_orders(pairs: int, seed: int) -> None:
-    order = ablation.first_silent(pairs, seed)
+    order = synchronisation.first_silent(pairs, seed)
     assert len(order) == pairs
     assert all(order[place] != order[place + 1] for place in range(0, pairs - 1, 2))
-    assert order == ablation.first_silent(pairs, seed)
+    assert order == synchronisation.first_silent(pairs, seed)
 
 
 def test_which_order_begins_is_drawn() -> None:
-    assert {ablation.first_silent(8, seed)[4] for seed in range(20)} == {False, True}
+    assert {synchronisation.first_silent(8, seed)[4] for seed in range(20)} == {False, True}
 
 
 # ----------------------------------------------------------------------------------------- jobs whose time is known
 
 
 def measured(scratch: Scratch, time: Time, made: int = 160) -> dict[str, Any]:
-    return ablation.measure(scratch, seed=1, made=made, clock=time.clock())
+    return synchronisation.ablate(scratch, seed=1, made=made, clock=time.clock())
 
 
 def contains(estimate: Any, value: float) -> bool:
@@ -154,23 +154,30 @@ def test_a_block_begins_as_training_ended_and_its_first_step_is_not_counted() ->
 
 def test_slow_steps_end_it_after_the_fewest_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     time = Time()
-    monkeypatch.setattr(ablation, "STEPS", 1)
-    assert ablation.plan(40) == (20, 1)
-    found = ablation.measure(job(), seed=1, made=40, clock=time.clock(), limit_s=0.0)
+    monkeypatch.setattr(synchronisation, "STEPS", 1)
+    assert synchronisation.ablation_plan(40) == (20, 1)
+    found = synchronisation.ablate(job(), seed=1, made=40, clock=time.clock(), limit_s=0.0)
     assert (found["pairs"], len(found["silent_first"]), len(found["blocks"]["rank"])) == (6, 6, 24)
 
 
 def test_what_is_said_at_once_are_the_plain_means(golden: Golden) -> None:
     time = Time()
     scratch = job(lambda: time.passes(0.003), forward=lambda: time.passes(0.001))
-    golden(ablation.summary(measured(scratch, time, made=12)), "4.000 ms", "1.000 ms", "6 pairs", "1 step", "3.000 ms")
+    golden(
+        synchronisation.ablation_line(measured(scratch, time, made=12)),
+        "4.000 ms",
+        "1.000 ms",
+        "6 pairs",
+        "1 step",
+        "3.000 ms",
+    )
 
 
 def test_one_worker_is_refused(golden: Golden) -> None:
     scratch = job()
     scratch.backend.workers = 1
     with pytest.raises(BackendError) as error:
-        ablation.measure(scratch, seed=1)
+        synchronisation.ablate(scratch, seed=1)
     golden(str(error.value), "--measure-ablation")
 
 
@@ -203,7 +210,7 @@ def test_real_time_an_all_reduce_of_3_ms() -> None:
     tries = []
     for seed in range(10):
         waited: list[float] = []
-        found = answer(ablation.measure(job(lambda kept=waited: kept.append(busy(0.003))), seed=seed, made=60))
+        found = answer(synchronisation.ablate(job(lambda kept=waited: kept.append(busy(0.003))), seed=seed, made=60))
         assert found.timer_s is not None
         assert 0.003 <= found.timer_s.value <= max(waited) + 0.001
         tries.append(f"waited {1e3 * np.mean(waited):.3f} ms: {found.sentence}")

@@ -16,9 +16,8 @@ from make.wording import Golden
 from horovod_study.cli import main
 from horovod_study.errors import DataError
 from horovod_study.workload import curves as reading
-from horovod_study.workload import dataset, importing, material, room
-from horovod_study.workload.curves import UNITS, open_curves, to_channels
-from horovod_study.workload.importing import import_curves, lines
+from horovod_study.workload import dataset, material, room
+from horovod_study.workload.curves import UNITS, import_curves, lines, open_curves, to_channels
 
 TESTS = files.generated()
 PLAIN = {"strain": "1", "stress": "MPa"}
@@ -422,7 +421,7 @@ def test_the_floor_is_estimated_from_the_residuals(tmp_path: Path) -> None:
 def test_large_pairs_go_in_blocks_and_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     many = files.generated(50)
     monkeypatch.setattr(reading, "_BLOCK", 7)
-    monkeypatch.setattr(importing, "_FITTED", 10)
+    monkeypatch.setattr(reading, "_FITTED", 10)
     told = []
     curves = open_curves(files.write_pair(tmp_path / "p", many), units=PLAIN)
     said = import_curves(curves, tmp_path / "out", on_progress=lambda *each: told.append(each))

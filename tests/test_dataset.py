@@ -19,7 +19,7 @@ from make.wording import Golden
 from horovod_study.cli import main
 from horovod_study.errors import DataError
 from horovod_study.text.numbers import amount
-from horovod_study.workload import dataset, floor, material, room
+from horovod_study.workload import dataset, material, room
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_the_floor_is_that_of_the_test_curves(small: Path) -> None:
     opened = dataset.open_dataset(small)
     test = dataset.test_rows(np.arange(250))
     sigmas = material.noise_levels_mpa(7, 0, 1000)[test]
-    expected = floor.bounds(opened.curves[test, 0], opened.targets[test], sigmas).mean(axis=0)
+    expected = material.bounds(opened.curves[test, 0], opened.targets[test], sigmas).mean(axis=0)
 
     assert opened.floor is not None
     assert [opened.floor["g0_mse"], opened.floor["a_mse"]] == pytest.approx(expected, rel=1e-12)
@@ -176,7 +176,7 @@ def write(path: Path, curves: object, targets: np.ndarray, **options: object) ->
 
 def test_an_imported_set_comes_back(tmp_path: Path) -> None:
     curves, targets = material.generate(9, 0, 30)
-    known = floor.summary(np.ones(2), 7, target_bounds=BOUNDS, estimated=True)
+    known = material.floor(np.ones(2), 7, target_bounds=BOUNDS, estimated=True)
     seen: list[tuple[int, int]] = []
     write(tmp_path / "own", curves, targets, floor=known, on_progress=lambda done, total: seen.append((done, total)))
     opened = dataset.open_dataset(tmp_path / "own")

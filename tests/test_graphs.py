@@ -23,7 +23,7 @@ from horovod_study.comm.launch import Launch
 from horovod_study.errors import BackendError, StudyError
 from horovod_study.measure.clock import LapClock, Unstamped
 from horovod_study.workload import graphs
-from horovod_study.workload.graphs import CapturedStep, CapturedWork, HostGraph, Resident
+from horovod_study.workload.graphs import CapturedStep, HostGraph, Resident
 from horovod_study.workload.kernels import BlockSizes, Sizes
 from horovod_study.workload.loaders import Batch
 from horovod_study.workload.model import StressCNN
@@ -162,7 +162,7 @@ class Training:
 
     def captured(
         self,
-        record: Callable[[], CapturedWork] | None = None,
+        record: Callable[[], Any] | None = None,
         *,
         phases: bool = False,
         resident: bool = True,
@@ -251,7 +251,7 @@ WAYS = [HostGraph, Tape]
     ids=lambda options: options["optimizer"],
 )
 def test_captured_steps_are_the_plain_ones_bit_for_bit(
-    record: Callable[[], CapturedWork], phases: bool, resident: bool, options: dict[str, Any]
+    record: Callable[[], Any], phases: bool, resident: bool, options: dict[str, Any]
 ) -> None:
     """Two epochs of different lengths, and a rate that changes with every step."""
     epochs = orders(7, 5)
@@ -279,7 +279,7 @@ def test_captured_steps_are_the_plain_ones_bit_for_bit(
     ],
 )
 def test_what_is_averaged_between_graphs_or_inside_one_is_what_plain_steps_average(
-    record: Callable[[], CapturedWork], phases: bool, inside: bool, laps: list[str]
+    record: Callable[[], Any], phases: bool, inside: bool, laps: list[str]
 ) -> None:
     epochs = orders(STEPS)
     plain = Training(twin=True, cuda_graphs=False)
@@ -304,7 +304,7 @@ def test_an_average_that_cannot_be_captured_is_refused(golden: Golden) -> None:
 
 
 @pytest.mark.parametrize("record", WAYS)
-def test_the_loss_scaling_of_fp16_is_captured_too(record: Callable[[], CapturedWork]) -> None:
+def test_the_loss_scaling_of_fp16_is_captured_too(record: Callable[[], Any]) -> None:
     """Overflows skip their steps and lower the scale, with nothing read on the host."""
     epochs = orders(STEPS)
     plain, captured = Training(cuda_graphs=False), Training()

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make.properties import examples
 
-from horovod_study.workload import floor, material
-from horovod_study.workload.importing import LawFit, fit_law
+from horovod_study.workload import material
+from horovod_study.workload.curves import LawFit, fit_law
 
 
 def normalised(fit: LawFit) -> np.ndarray:
@@ -25,7 +25,7 @@ def test_clean_curves_give_their_parameters_back() -> None:
 def test_noisy_curves_reach_the_cramer_rao_bound() -> None:
     curves, targets = material.generate(11, 0, 5000)
     fit = fit_law(curves[:, 0], curves[:, 1], curves[:, 2])
-    bound = floor.bounds(curves[:, 0], targets, material.noise_levels_mpa(11, 0, 5000))
+    bound = material.bounds(curves[:, 0], targets, material.noise_levels_mpa(11, 0, 5000))
     squared = (normalised(fit) - targets) ** 2
 
     assert 0.9 < squared.mean() / bound.mean() < 1.1

@@ -77,8 +77,7 @@ def _import_(options: argparse.Namespace) -> Result:
 
     from horovod_study.measure.clock import now
     from horovod_study.text.progress import say
-    from horovod_study.workload.curves import NAMES, UNITS, assignments, open_curves
-    from horovod_study.workload.importing import import_curves, lines
+    from horovod_study.workload.curves import NAMES, UNITS, assignments, import_curves, lines, open_curves
 
     began = now()
     columns, units = assignments("--columns", options.columns, NAMES), assignments("--units", options.units, UNITS)

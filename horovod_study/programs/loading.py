@@ -25,11 +25,11 @@ from horovod_study.measure.clock import DeviceStamps, LapClock, now
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
 from horovod_study.workload import dataset as data
-from horovod_study.workload.allocator import keep_freed_memory
 from horovod_study.workload.loaders import Batch, Loader, open_loader
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.optimizer import Arithmetic, accelerate, make_optimizer
 from horovod_study.workload.options import LOADERS, StrainConfig, parse_widths
+from horovod_study.workload.room import keep_freed_memory
 from horovod_study.workload.trainer import train_step
 
 WARMUP_STEPS = 10

@@ -42,8 +42,7 @@ from horovod_study.studies.attempt import TIMED_OUT, Interruption, RankRun, atte
 from horovod_study.text.progress import Line, say
 from horovod_study.text.words import plural
 from horovod_study.workload import dataset as data
-from horovod_study.workload.options import StrainConfig, strain_config
-from horovod_study.workload.schedule import scaled_lr
+from horovod_study.workload.options import StrainConfig, scaled_lr, strain_config
 
 if TYPE_CHECKING:  # PyTorch is for the ranks
     from horovod_study.comm import Launch

@@ -29,8 +29,7 @@ from horovod_study.studies.attempt import record_in
 from horovod_study.studies.runner import RunOptions, run_all
 from horovod_study.studies.sweep import StudyCells
 from horovod_study.text.progress import say
-from horovod_study.workload.options import STRAIN, StrainConfig, strain_config
-from horovod_study.workload.schedule import lr_factor
+from horovod_study.workload.options import STRAIN, StrainConfig, lr_factor, strain_config
 
 DEFAULT_RUNTIMES = ("horovod/mpi", "horovod/gloo", "mpi/mpi")
 STEPS = 1000

@@ -12,7 +12,6 @@ The newest two are kept. A damaged one is passed over for the older one, with a 
 
 import hashlib
 import io
-import math
 import os
 import re
 import zipfile
@@ -26,15 +25,12 @@ import torch
 from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from horovod_study.comm import fail_together
 from horovod_study.config.documents import open_file
 from horovod_study.config.doors import Form, conform, wrong
 from horovod_study.errors import ConfigError, RecordError
 from horovod_study.files import result_folder, write_file, writing
-from horovod_study.measure.clock import now
-from horovod_study.records import CHECKPOINTS, StepWriter, checkpoint_paths, checkpoint_step
+from horovod_study.records import CHECKPOINTS, checkpoint_paths, checkpoint_step
 from horovod_study.text.progress import say
-from horovod_study.workload.job import TrainingJob
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.options import parse_widths
 
@@ -165,44 +161,6 @@ def save(run_directory: Path, checkpoint: Checkpoint) -> int:
         for incomplete in path.parent.glob(".step-*"):  # of a process that was killed while it wrote
             incomplete.unlink(missing_ok=True)
     return len(data)
-
-
-class Keeper:
-    """Writes the checkpoints of one run and counts what they cost; what it does is done by all ranks together."""
-
-    def __init__(self, job: TrainingJob, directory: Path) -> None:
-        self._job, self._directory = job, directory
-        self.step = -1  # at which the newest was written by this process
-        self.cost = {"checkpoints": 0, "checkpoint_s": 0.0, "checkpoint_bytes": 0}
-        """Number, seconds and bytes of all checkpoints so far; of the one a run was resumed from it is not known."""
-
-    def next_after(self, step: int) -> float:
-        """Return the step of the next regular checkpoint."""
-        every = self._job.config.checkpoint_every
-        return math.inf if every is None else (step // every + 1) * every
-
-    def write(self, step: int, epoch: int, progress: Mapping[str, Any], rows: StepWriter) -> None:
-        """Write the state after `step` steps; raises the same RecordError on all ranks when it cannot be written."""
-        began, size, job = now(), 0, self._job
-        with fail_together(job.backend):
-            rows.sync()  # no checkpoint before the step rows that lead to it are on the disk, on all ranks
-        with fail_together(job.backend):
-            if job.backend.rank == 0:
-                state = Checkpoint(
-                    step=step,
-                    epoch=epoch,
-                    model=job.bare_model.state_dict(),
-                    optimizer=job.optimizer.state_dict(),
-                    progress={**progress, **self.cost},
-                    config=vars(job.config),
-                    target_bounds=job.dataset.target_bounds.tolist(),
-                    input_scaling=job.config.input_scaling,
-                    widths=job.config.widths,
-                )
-                size = save(self._directory, state)
-        self.step = step
-        new = {"checkpoints": 1, "checkpoint_s": now() - began, "checkpoint_bytes": size}
-        self.cost = {name: self.cost[name] + new[name] for name in self.cost}
 
 
 def read_newest(run_directory: Path) -> bytes:

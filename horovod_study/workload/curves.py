@@ -1,18 +1,26 @@
-"""A user's own curves: tables and numpy files in, checked curves in one form out.
+"""A user's own curves: tables and numpy files in, checked, and written as a data set for training.
 
 long    CSV or Parquet, a row a point: specimen, strain, stress, and for training G0 and a
 wide    CSV or Parquet, a pair of columns a specimen: S1_strain, S1_stress, S2_strain, ...; shorter tests end in blanks
 .npy    X (N, 3, L): strain, stress, flag 1 on data and 0 on padding at the left; Y (N, 2) beside it; memory-mapped
 
 Nothing is repaired and no unit is guessed: what is wrong is a DataError of one line that names file, specimen, row,
-value and remedy. Nothing is unpickled. Letters: N curves, B of them in a block, n points, P = 2 targets.
+value and remedy. Nothing is unpickled. Everything that was done to the curves is written down with the data set.
+
+Every import fits the law tau = G0/a (1 - exp(-a gamma)) to its curves by least squares, which shows wrong units, wrong
+columns and curves that it does not describe. The fit is by variable projection: for a given a the best G0 is known,
+G0 = <phi, tau> / <phi, phi> with phi = (1 - exp(-a gamma))/a, so that one parameter is left per curve. It starts from
+the best of a few values and goes on by Gauss-Newton (with Kaufman's derivative of the projected residual), halving a
+step that does not help. Letters: N curves, B of them in a block, n or L points, P = 2 targets.
 """
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -23,11 +31,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import Field, create_model
 
+import horovod_study
 from horovod_study.config.documents import open_file
 from horovod_study.config.doors import Form, accept
-from horovod_study.errors import DataError, first_line, nearest
-from horovod_study.workload import material, room
-from horovod_study.workload.dataset import open_npy
+from horovod_study.errors import DataError, first_line, nearest, refuse
+from horovod_study.text.words import plural
+from horovod_study.workload import dataset, material, room
 
 NAMES = {
     "strain": "strain, shear strain, eps, epsilon, gamma, e true, e, \u03b5, \u03b3, dehnung, scherung, gleitung",
@@ -48,17 +57,26 @@ _ALSO = {"-": "1", "mm/mm": "1", "in/in": "1", "percent": "%", "n/mm2": "MPa", "
 _WORDS = {unit.lower(): unit for known in UNITS.values() for unit in known} | _ALSO
 _PAIRS = {"prepared_data.train": "parameter.train", "X.npy": "Y.npy", "curves.npy": "targets.npy"}
 _BLOCK = 2000  # curves that are read, checked and written at a time
+MISFIT_OF_PEAK = 0.05
+"""A fit whose rms exceeds this part of the largest stress does not describe the curve."""
+_LAW, _VARIANCES = ["g0_mpa", "a"], ["g0_variance", "a_variance"]  # columns of fits
+_OnProgress = Callable[[str, int, int], None] | None  # called with what is done, done, in all
+_FITTED = 20_000  # curves at most; of more curves an even sample
+_Array = NDArray[np.float64]
 _Words = Mapping[str, str]
+_refuse = partial(refuse, error=DataError)
 _MOST_COLUMNS = 20_000  # of a table: pandas takes half a minute for ten times as many
 _AS_READ = "FILE, sep=';', decimal=',', skiprows=0, encoding='cp1252'"
+_NEGATE = "multiply the column by -1"
+_SLOPES = (200, 15000)  # plausible initial slopes in MPa
 _REWRITE = f"in pandas read_csv({_AS_READ}).to_csv('new.csv', index=False) writes it again"
 
 
 class CurveBlock(NamedTuple):
     """B curves, one after the other."""
 
-    strain: NDArray[np.float64]  # (n,) ratio
-    stress: NDArray[np.float64]  # (n,) MPa
+    strain: _Array  # (n,) ratio
+    stress: _Array  # (n,) MPa
     rows: NDArray[np.int64]  # (n,) lines or rows of a file, positions in an array
     starts: NDArray[np.int64]  # (B + 1,) where curves begin, and n
 
@@ -66,33 +84,6 @@ class CurveBlock(NamedTuple):
     def counts(self) -> NDArray[np.int64]:
         """Number of points of each curve, (B,)."""
         return np.diff(self.starts)
-
-    def most(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the largest value of each curve, (B,)."""
-        return np.asarray(np.maximum.reduceat(values, self.starts[:-1]))
-
-    def span(self) -> NDArray[np.float64]:
-        """Return the difference of the largest and the smallest strain of each curve, (B,)."""
-        return self.most(self.strain) + self.most(-self.strain)
-
-    def negative(self, values: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return which curves (B,) are negative but for the noise around zero."""
-        return self.most(values) < 0.05 * self.most(-values)
-
-    def steps(self) -> NDArray[np.float32]:
-        """Return the rise of strain from the point before in float32, as data sets hold it, (n,); 1 at a beginning."""
-        steps = np.diff(self.strain.astype(np.float32), prepend=np.float32(0))
-        steps[self.starts[:-1]] = 1
-        return steps
-
-    def slopes(self) -> NDArray[np.float64]:
-        """Return the slope in MPa of the line through the first tenth of each curve's strain, (B,)."""
-        first, counts = self.starts[:-1], self.counts
-        x = self.strain - np.repeat(self.strain[first], counts)
-        early = (x <= np.repeat(0.1 * self.span(), counts)) | (np.arange(len(x)) < np.repeat(first + 5, counts))
-        x, y = x * early, self.stress * early
-        n, sx, sy, xx, xy = (np.add.reduceat(each, first) for each in (early.astype(np.float64), x, y, x * x, x * y))
-        return np.asarray((n * xy - sx * sy) / (n * xx - sx * sx))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +95,7 @@ class CurveSet:
     size: int  # N
     names: tuple[str, ...] | None  # (N,), None where curves have numbers
     units: dict[str, str]  # as declared: strain, stress
-    targets: NDArray[np.float64] | None  # (N, P): G0 in MPa and a, or normalised
+    targets: _Array | None  # (N, P): G0 in MPa and a, or normalised
     targets_file: Path | None
     columns: dict[str, str]  # what was found by which name
     unused: tuple[str, ...]  # columns
@@ -123,7 +114,8 @@ class CurveSet:
         for low in range(0, self.size, _BLOCK):
             points = self.read(low, min(low + _BLOCK, self.size))
             if not checked:
-                _check(self, low, points, _CHECKS[:-1] if any_modulus else _CHECKS)
+                with np.errstate(all="ignore"):
+                    _check(self, low, points, _CHECKS[:-1] if any_modulus else _CHECKS)
             yield low, points
 
 
@@ -139,7 +131,7 @@ def open_curves(
         found = [path / name for name in _PAIRS if (path / name).exists()]
         table = "concat({each.stem: read_csv(each) for each in files}, names=['specimen']).to_csv('points.csv')"
         what = f"is a folder without {' or '.join(_PAIRS)}; make one table, in pandas by {table}"
-        hold(f"{path}:", (not found, what))
+        _refuse(str(path), (not found, what))
         path = found[0]
     if not _is_npy(path):
         return _of_frame(path, columns or {}, units or {}, targets)
@@ -175,12 +167,6 @@ def to_channels(points: CurveBlock) -> NDArray[np.float32]:
 # ------------------------------------------------------------------------------------------------------------- checks
 
 
-def hold(source: object, *rules: tuple[Any, str]) -> None:
-    """Raise DataError for the first of some rules, (is it broken, what is wrong and what to do), that is broken."""
-    if said := next((text for broken, text in rules if broken), None):
-        raise DataError(f"{source} {said}")
-
-
 @contextmanager
 def _reading(path: Path, what: str, remedy: str, *errors: type[Exception]) -> Iterator[None]:
     """Say of what libraries raise while they read a file that it is not what it should be."""
@@ -193,7 +179,9 @@ def _reading(path: Path, what: str, remedy: str, *errors: type[Exception]) -> It
         raise DataError(f"{path}: {what} ({why}); {remedy}") from None
 
 
-def _hold_each(rules: Iterable[tuple[Any, str, str]], told: Callable[[Any, int], tuple[str, Any]]) -> None:
+def _hold_each(
+    rules: Iterable[tuple[Any, str, str]], told: Callable[[Any, int], tuple[str, Mapping[str, Any]]]
+) -> None:
     """Raise DataError for the first rule, (broken where, what is wrong, what to do), that is broken anywhere.
 
     `told` gives for the mask and the first place in it how that place is called, and values that the texts name.
@@ -209,61 +197,71 @@ def _row_of(frame: pd.DataFrame, source: str) -> Callable[[Any, int], tuple[str,
     return lambda broken, at: (f"{source} {frame.index[at]}", frame.iloc[[at]].to_dict("records")[0])
 
 
-def _outside(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.bool_]:
-    return ~((values >= low) & (values <= high))
-
-
-_CHECKS: tuple[tuple[Callable[[CurveBlock], Any], str, str], ...] = (
-    (lambda p: ~np.isfinite(p.strain), "strain is {strain:g}", "complete or remove the row"),
-    (lambda p: ~np.isfinite(p.stress), "stress is {stress:g}", "complete or remove the row"),
-    (lambda p: p.counts < 20, "has {count} points, at least 20 are needed", "remove it, or export more points"),
-    (lambda p: p.span() == 0, "strain is {strain:g} in all points", "name another column by --columns strain=NAME"),
-    (lambda p: p.negative(p.strain), "strain is negative throughout, to {least:g}", "multiply the column by -1"),
-    (lambda p: p.negative(p.stress), "stress is negative throughout, to {low:g} MPa", "multiply the column by -1"),
-    (lambda p: _outside(p.span(), 1e-5, 1), "strain covers {span:g}, plausible is 0.00001 to 1", "correct its unit"),
-    (lambda p: p.steps() < 0, "strain falls from {before:.7g} to {strain:.7g}", "keep one loading, sort jitter"),
-    (lambda p: p.steps() == 0, "strain is {strain:.7g} again (7 digits)", "keep one, in pandas by drop_duplicates"),
-    (lambda p: p.most(p.stress) == -p.most(-p.stress), "stress is {stress:g} MPa in all points", "remove the curve"),
+_Rule = tuple[Callable[[pd.DataFrame, pd.DataFrame], Any], str, str]
+_CHECKS: tuple[_Rule, ...] = (
+    (lambda p, c: ~np.isfinite(p.strain), "strain is {strain:g}", "complete or remove the row"),
+    (lambda p, c: ~np.isfinite(p.stress), "stress is {stress:g}", "complete or remove the row"),
+    (lambda p, c: c.span == 0, "strain is {strain:g} in all points", "name another column by --columns strain=NAME"),
+    (lambda p, c: c.most < -0.05 * c.least, "strain is negative throughout, to {least:g}", _NEGATE),
+    (lambda p, c: c.high < -0.05 * c.low, "stress is negative throughout, to {low:g} MPa", _NEGATE),
+    (lambda p, c: ~c.span.between(1e-5, 1), "strain covers {span:g}, plausible is 0.00001 to 1", "correct its unit"),
+    (lambda p, c: p.step < 0, "strain falls from {before:.7g} to {strain:.7g}", "keep one loading, sort jitter"),
+    (lambda p, c: p.step == 0, "strain is {strain:.7g} again (7 digits)", "keep one, in pandas by drop_duplicates"),
+    (lambda p, c: c.high == c.low, "stress is {stress:g} MPa in all points", "remove the curve"),
     (
-        lambda p: _outside(p.slopes(), 200, 15000),
+        lambda p, c: ~c.slope.between(*_SLOPES),
         "rises by {slope:.4g} MPa in the first tenth of its strain, plausible is 200 to 15000",
         "{cause}, or accept any slope with --any-modulus",
     ),
 )
-"""What is wrong with points (a mask (n,)) or curves (a mask (B,)), in words, and what to do; the first is told."""
+"""What is wrong with points or with curves, by `_facts` of both, in words, and what to do; the first is told."""
 
 
-def _check(curves: CurveSet, low: int, points: CurveBlock, checks: Sequence[tuple[Any, str, str]]) -> None:
-    def told(broken: Any, at: int) -> tuple[str, Any]:
-        by_point = len(broken) == len(points.strain)
-        block = int(np.searchsorted(points.starts, at, "right")) - 1 if by_point else at
-        place = f", {curves.word} {points.rows[at]}" if by_point else ""
-        said = _values(points, at if by_point else int(points.starts[block]), block, curves.units)
-        return f"{curves.path}, {curves.name(low + block)}{place}", said
+def _check(curves: CurveSet, low: int, points: CurveBlock, checks: Sequence[_Rule]) -> None:
+    def told(broken: Any, at: int) -> tuple[str, dict[str, Any]]:
+        by_point, where = len(broken) != len(points.counts), ""
+        curve = int(np.searchsorted(points.starts, at, "right")) - 1 if by_point else at
+        if by_point:
+            where = f", {curves.word} {points.rows[at]}"
+        said = {"count": points.counts[curve]}
+        if broken is not few:
+            said |= {**p.iloc[at if by_point else points.starts[curve]], **c.iloc[curve]}
+            said["cause"] = _cause(said["slope"], curves.units)
+        return f"{curves.path}, {curves.name(low + curve)}{where}", said
 
-    with np.errstate(all="ignore"):
-        _hold_each(((wrong(points), what, remedy) for wrong, what, remedy in checks), told)
+    few = points.counts < 20
+    _hold_each([(few, "has {count} points, at least 20 are needed", "remove it, or export more points")], told)
+    p, c = _facts(points)
+    _hold_each(((wrong(p, c), what, remedy) for wrong, what, remedy in checks), told)
 
 
-def _values(points: CurveBlock, at: int, block: int, units: _Words) -> dict[str, Any]:
-    """Return what a message may tell of a point and its curve."""
-    own, count = slice(*points.starts[block : block + 2]), int(points.counts[block])
-    if not count:
-        return {"count": 0}
-    one = CurveBlock(points.strain[own], points.stress[own], points.rows[own], np.array([0, count]))
-    values = {"strain": points.strain[at], "before": points.strain[at - 1], "stress": points.stress[at], "count": count}
-    with np.errstate(all="ignore"):
-        slope = one.slopes()[0]
-        values |= {"least": one.strain.min(), "low": one.stress.min(), "span": one.span()[0], "slope": slope}
+def _facts(points: CurveBlock) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return of each point its strain, stress and step, of each curve ranges, and the slope of its first tenth."""
+    x, y, first = points.strain, points.stress, points.starts[:-1]
+    begin = np.repeat(first, points.counts)
+    least, most, low, high = (each.reduceat(of, first) for of in (x, y) for each in (np.minimum, np.maximum))
+    step = np.diff(x.astype(np.float32), prepend=np.float32(0))  # in float32, as data sets hold it
+    step[first] = 1
+    u, v = x - x[begin], y
+    early = (u <= np.repeat(0.1 * (most - least), points.counts)) | (np.arange(len(u)) < begin + 5)
+    u, v = u * early, v * early
+    n, su, sv, uu, uv = (np.add.reduceat(each, first) for each in (early.astype(np.float64), u, v, u * u, u * v))
+    slope = (n * uv - su * sv) / (n * uu - su * su)
+    of_curves = {"least": least, "most": most, "low": low, "high": high, "span": most - least, "slope": slope}
+    of_points = {"strain": x, "stress": y, "before": np.roll(x, 1), "step": step}
+    return pd.DataFrame(of_points), pd.DataFrame(of_curves)
+
+
+def _cause(slope: float, units: _Words) -> str:
+    """Return the units in which a slope in MPa would be plausible."""
     likely = [
         f"{kind} in {unit}"
         for kind, known in UNITS.items()
         for unit, factor in known.items()
-        if 200 <= slope * (factor / known[units[kind]]) ** (1 if kind == "stress" else -1) <= 15000
+        if _SLOPES[0] <= slope * (factor / known[units[kind]]) ** (1 if kind == "stress" else -1) <= _SLOPES[1]
     ]
     correct = "correct --units, or the column's name"
-    cause = f"likely {' or '.join(likely)}: {correct}" if likely else "are columns exchanged, or a sign wrong?"
-    return {**values, "cause": cause}
+    return f"likely {' or '.join(likely)}: {correct}" if likely else "are columns exchanged, or a sign wrong?"
 
 
 # ------------------------------------------------------------------------------------------------------------- tables
@@ -272,29 +270,30 @@ def _values(points: CurveBlock, at: int, block: int, units: _Words) -> dict[str,
 def _table(path: Path) -> tuple[pd.DataFrame, str]:
     """Return a table with its lines or rows as index, and what these are called; blank rows are left out."""
     again = "import a part of it, or X.npy and Y.npy, which are read in blocks"
-    what, errors = "is no table in UTF-8 below its names", (ValueError, OSError, MemoryError, pa.ArrowException)
-    with _reading(path, what, _REWRITE, *errors):
-        if path.suffix.lower() in (".parquet", ".pq"):
+    parquet = path.suffix.lower() in (".parquet", ".pq")
+    errors = (ValueError, OSError, MemoryError, pa.ArrowException)
+    with _reading(path, "is no table in UTF-8 below its names", _REWRITE, *errors):
+        if parquet:
             with open_file(path) as stream:
-                facts, word, first = pq.read_metadata(stream), "row", 1
+                facts = pq.read_metadata(stream)
                 room.need_memory(path, 24 * facts.num_rows * facts.num_columns, "reading it", again)
                 table = pq.read_table(stream)
                 table.validate(full=True)  # also that texts are UTF-8
                 frame = table.to_pandas(ignore_metadata=True)
         else:
-            word, first, separator = "line", 2, _separator(path)
+            separator = _separator(path)
             room.need_memory(path, 4 * path.stat().st_size, "reading it", again)
             frame = pd.read_csv(path, sep=separator, encoding="utf-8-sig", skip_blank_lines=False, low_memory=False)
-    longer = not isinstance(frame.index, pd.RangeIndex)
-    frame.index = pd.RangeIndex(first, first + len(frame))
+    more = f"rows have more cells than the first line has names; decimal commas? {_REWRITE}"
+    _refuse(str(path), (not isinstance(frame.index, pd.RangeIndex), more))
+    frame.index += 1 if parquet else 2
     frame = frame.rename(columns=lambda name: str(name).strip()).dropna(how="all")
     found = Counter(frame.columns)
     bases = {name: re.sub(r"\.\d+$", "", name) for name in found}  # "F.1" is the second "F" of a file
     twice = [name for name, base in bases.items() if found[name] > 1 or (base != name and base in found)]
-    more = f"rows have more cells than the first line has names; decimal commas? {_REWRITE}"
     names = f"two columns are {', '.join(map(repr, twice[:1]))}; export it again"
-    hold(f"{path}:", (longer, more), (twice, names), (frame.empty, "has no rows; export it again"))
-    return frame, word
+    _refuse(str(path), (twice, names), (frame.empty, "has no rows; export it again"))
+    return frame, "row" if parquet else "line"
 
 
 def _separator(path: Path) -> str:
@@ -304,8 +303,8 @@ def _separator(path: Path) -> str:
     first, second, *_ = (*head.decode("utf-8-sig", "replace").splitlines(), "", "")
     marks = [mark for mark in ";\t|," if mark in first]
     wide = f"has more than {_MOST_COLUMNS:,} columns; import a row a point, or X.npy and Y.npy"
-    hold(
-        f"{path}:",
+    _refuse(
+        str(path),
         (not head.strip(), "is empty; save the table as CSV"),
         (b"\0" in head, "is no text in UTF-8; save the table as CSV"),
         (any(first.count(mark) > _MOST_COLUMNS for mark in marks), wide),
@@ -326,7 +325,7 @@ def _of_frame(path: Path, given: _Words, units: _Words, targets: Path | None) ->
     frame = _numbered(path, frame, found, word, declared)
     names, starts, labels = _specimens(path, frame, word)
     both = labels is not None and targets is not None
-    hold(f"{path}:", (both, f"has targets, and so has --targets {targets}; give them in one place"))
+    _refuse(str(path), (both, f"has targets, and so has --targets {targets}; give them in one place"))
     strain, stress, rows = frame["strain"].to_numpy(), frame["stress"].to_numpy(), frame.index.to_numpy()
 
     def read(low: int, high: int) -> CurveBlock:
@@ -349,7 +348,7 @@ def _columns(path: Path, names: Sequence[str], given: _Words, needed: Iterable[s
         what = f"{len(alike)} columns could be {kind}" if len(alike) > 1 else ""
         if not alike and (wanted or kind in needed):
             what = f"no column {wanted or kind!r}{nearest(wanted or kind, names)}; names accepted: {words}"
-        hold(f"{path}:", (what, f"{what}; columns found: {_listed(names)}; say which by --columns {kind}=NAME"))
+        _refuse(str(path), (what, f"{what}; columns found: {_listed(names)}; say which by --columns {kind}=NAME"))
         found |= dict.fromkeys([kind] * len(alike), *alike)
     return found
 
@@ -368,7 +367,7 @@ def _melted(path: Path, frame: pd.DataFrame) -> tuple[pd.DataFrame, set[str]]:
     wrong = [name for name, test in tests.items() if len({key.split()[0] for key in test}) != 2]
     wrong += [name for name, test in tests.items() if pd.DataFrame(test).isna().all(axis=None)]
     broken, name = wrong or len(used) != 2 * len(tests), [*wrong, *tests, ""][0]
-    hold(f"{path}:", (broken, f"specimen {name!r} needs a column of strain and one of stress; complete it"))
+    _refuse(str(path), (broken, f"specimen {name!r} needs a column of strain and one of stress; complete it"))
     parts = [pd.DataFrame(test).dropna(how="all").assign(specimen=name) for name, test in tests.items()]
     return pd.concat(parts) if parts else frame, used
 
@@ -391,11 +390,9 @@ def _unit(path: Path, kind: str, column: str, given: str | None) -> str:
     """Return the unit of a channel, which the name of the column or --units must say, and not two of them."""
     said = {text if text == "mPa" else _WORDS.get(text.lower(), text) for text in (_split(column)[1], given) if text}
     unit, allowed = "".join(said) or "not declared", UNITS[kind]
-    hold(
-        f"{path}: the unit of {kind} is",
-        (len(said) > 1, f"{column!r} and {given}; leave --units out, or rename the column"),
-        (unit not in allowed, f"{unit}; declare one by --units {kind}=UNIT: {', '.join(allowed)}"),
-    )
+    several = f"{column!r} and {given}; leave --units out, or rename the column" if len(said) > 1 else ""
+    unknown = f"{unit}; declare one by --units {kind}=UNIT: {', '.join(allowed)}"
+    _refuse(str(path), (several or unit not in allowed, f"the unit of {kind} is {several or unknown}"))
     return said.pop()
 
 
@@ -444,10 +441,10 @@ def _is_npy(path: Path) -> bool:
 
 
 def _of_pair(path: Path, units: _Words, targets: Path | None) -> CurveSet:
-    array = open_npy(path)
+    array = dataset.open_npy(path)
     needed = "needed is (N, 3, L): strain, stress, flag; arrange it so, maybe by transpose(0, 2, 1)"
     arranged = array.ndim == 3 and array.shape[1] == material.CHANNELS
-    hold(f"{path}:", (not arranged, f"has shape {array.shape}, {needed}"))
+    _refuse(str(path), (not arranged, f"has shape {array.shape}, {needed}"))
     declared = {kind: _unit(path, kind, kind, units.get(kind)) for kind in UNITS}
     factors = [UNITS[kind][unit] for kind, unit in declared.items()]
 
@@ -459,7 +456,7 @@ def _of_pair(path: Path, units: _Words, targets: Path | None) -> CurveSet:
         row, at = np.unravel_index(int(wrong.argmax()), wrong.shape)
         found = f"flag {flag[row, at]:g} at strain {strain[row, at]:g}"
         layout = "the flag is 1 on data, 0 on padding, which is zero and at the left; correct it"
-        hold(f"{path}, curve {low + row}, position {at}:", (wrong.any(), f"{found}; {layout}"))
+        _refuse(f"{path}, curve {low + row}, position {at}", (wrong.any(), f"{found}; {layout}"))
         starts = np.concatenate([[0], np.cumsum(data.sum(axis=1))])
         return CurveBlock(strain[data] * factors[0], stress[data] * factors[1], np.nonzero(data)[1], starts)
 
@@ -469,17 +466,258 @@ def _of_pair(path: Path, units: _Words, targets: Path | None) -> CurveSet:
     )  # fmt: skip
 
 
-def _targets(path: Path, names: Sequence[str] | None, size: int) -> NDArray[np.float64]:
+def _targets(path: Path, names: Sequence[str] | None, size: int) -> _Array:
     """Return the targets (N, P) of curves in their order, by a .npy file or a table with the `names` of specimens."""
     if names is None or _is_npy(path):
-        array = open_npy(path)
+        array = dataset.open_npy(path)
         needed = f"needed is ({size}, 2): G0 in MPa and a of every curve; save one row a curve"
-        hold(f"{path}:", (array.shape != (size, material.TARGETS), f"has shape {array.shape}, {needed}"))
+        _refuse(str(path), (array.shape != (size, material.TARGETS), f"has shape {array.shape}, {needed}"))
         return array.astype(np.float64)
     frame, word = _table(path)
     found = _columns(path, list(map(str, frame)), {}, needed=("specimen", "G0", "a"))
     table = _numbered(path, frame, {kind: found[kind] for kind in ("specimen", "G0", "a")}, word, {})
     table.index = pd.Index([str(each) for each in table["specimen"]])
     apart = sorted(set(table.index) ^ set(names)) or sorted(set(table.index[table.index.duplicated()]))
-    hold(f"{path}:", (apart, f"needs one row for each specimen of the curves; unlike are {_listed(apart)}; add it"))
+    _refuse(str(path), (apart, f"needs one row for each specimen of the curves; unlike are {_listed(apart)}; add it"))
     return table.loc[list(names), ["G0", "a"]].to_numpy(np.float64)
+
+
+# ------------------------------------------------------------------------------------------------------------- data set
+
+
+def import_curves(
+    curves: CurveSet,
+    out: Path,
+    *,
+    label: str | None = None,
+    target_bounds: _Array | None = None,
+    any_modulus: bool = False,
+    on_progress: _OnProgress = None,
+) -> dict[str, Any]:
+    """Import `curves` as the data set directory `out`; return its provenance, which its side-car keeps.
+
+    `label` "lsq" takes G0 and a from the least-squares fit where the files give none. `target_bounds` (P, 2) are the
+    physical values of the targets' 0 and 1, else the training set's minimum and maximum. `any_modulus` accepts any
+    initial slope. Raises DataError for whatever is wrong with the files; nothing is written then.
+    """
+    dataset.require_new(out)
+    _refuse("", (label not in (None, "lsq"), f"--label {label!r} is not known; allowed: lsq"))
+    few = f"holds {plural(curves.size, 'curve')} ({', '.join(curves.names or ())})" if curves.size < 4 else ""
+    unclear, found = (curves.targets is None) == (label is None), "no" if label is None else "other"
+    few = few and f"{few}; every fourth is a test curve, 4 are needed at least; add some"
+    once = f"has {found} targets G0 and a; give them once, as columns G0 and a, by --targets, or by --label lsq"
+    _refuse(str(curves.path), (few, few), (unclear, once))
+    room.need_disk(out, curves.size * dataset.BYTES_PER_CURVE, f"a data set of {curves.size:,} curves")
+    given = None if curves.targets is None else _labels(curves, curves.targets, target_bounds)
+    fits, counts = _checked(curves, label, any_modulus, on_progress)
+    targets, bounds, bounds_from = given or _labels(curves, fits[_LAW].to_numpy(), target_bounds)
+    unused = [f"columns not used: {', '.join(curves.unused)}"] if curves.unused else []
+    origin = "given" if given else "least squares"
+    provenance = {
+        "made_by": f"horovod_study {horovod_study.__version__}",
+        "source": str(curves.path),
+        "layout": curves.layout,
+        "files": [_hashed(file) for file in (curves.path, curves.targets_file) if file],
+        "columns": curves.columns,
+        "units": curves.units,
+        "options": {"label": label, "any_modulus": any_modulus},
+        "targets": {"from": origin, "bounds": bounds.tolist(), "bounds_from": bounds_from},
+        "counts": counts,
+        "warnings": [*unused, *_doubts(curves, fits, targets if given else None)],
+        "self_check": {"curves": len(fits), "of": curves.size}
+        | {f"median_{name}": float(np.median(fits[name])) for name in (*_LAW, "rms_mpa")},
+        "ids": list(curves.names) if curves.names and curves.size <= 10_000 else None,
+    }
+    dataset.write_imported(
+        out,
+        (to_channels(points) for _, points in curves.blocks(checked=True)),
+        ((targets - bounds[:, 0]) / (bounds[:, 1] - bounds[:, 0])).astype(np.float32),
+        target_bounds=bounds,
+        provenance=provenance,
+        floor=_floor(fits, bounds) if label is None else None,
+        on_progress=on_progress and (lambda done, total: on_progress("writing", done, total)),
+    )
+    return provenance
+
+
+def lines(provenance: dict[str, Any]) -> list[str]:
+    """Return what an import did, for people."""
+    counts, units, targets = provenance["counts"], provenance["units"], provenance["targets"]
+    (g0_low, g0_high), (a_low, a_high) = targets["bounds"]
+    test = counts["curves"] // 4
+    return [
+        f"read     {provenance['source']} ({provenance['layout']}): {counts['curves']:,} curves, {counts['points']:,} "
+        f"points, strain in {units['strain']}, stress in {units['stress']}",
+        *([f"thinned  {counts['thinned']:,} curves to {material.POINTS} of their points"] if counts["thinned"] else []),
+        f"targets  {targets['from']}; 0 to 1 is G0 {g0_low:.6g} to {g0_high:.6g} MPa, a {a_low:.6g} to {a_high:.6g} "
+        f"({targets['bounds_from']})",
+        "fit      median G0 {median_g0_mpa:.4g} MPa, a {median_a:.3g}, rms {median_rms_mpa:.3g} MPa (least squares on "
+        "{curves:,} of {of:,} curves)".format_map(provenance["self_check"]),
+        f"split    {counts['curves'] - test:,} curves for training, {test:,} for testing (every fourth)",
+    ]
+
+
+def _checked(
+    curves: CurveSet, label: str | None, any_modulus: bool, on_progress: _OnProgress
+) -> tuple[pd.DataFrame, dict[str, int]]:
+    """Check all curves; fit the law to a sample of them, or to all where it labels them; count what was read.
+
+    A fit is a row: G0 and a, the rms of its residual, the largest stress, the variances of G0 and a by the residual.
+    """
+    # every k-th with k odd, so that test curves are among them
+    every = -(-curves.size // _FITTED) if label is None else 1
+    wanted = np.arange(0, curves.size, every + (every % 2 == 0))
+    parts, counts = [], {"curves": curves.size, "points": 0, "thinned": 0}
+    for low, points in curves.blocks(any_modulus=any_modulus):
+        high = low + len(points.counts)
+        counts["points"] += len(points.strain)
+        counts["thinned"] += int((points.counts > material.POINTS).sum())
+        rows = wanted[np.searchsorted(wanted, low) : np.searchsorted(wanted, high)]
+        if len(rows):
+            strain, stress, flag = np.moveaxis(to_channels(points)[rows - low], 1, 0)
+            fit, count = fit_law(strain, stress, flag), flag.sum(axis=1, dtype=np.float64)
+            found = pd.DataFrame(fit._asdict(), index=rows).assign(peak_mpa=np.abs(stress).max(axis=1).astype(float))
+            sigma_mpa, plain = fit.rms_mpa * np.sqrt(count / np.maximum(count - 2, 1)), np.array([[0.0, 1.0]] * 2)
+            found[_VARIANCES] = material.bounds(strain, found[_LAW].to_numpy(), sigma_mpa, target_bounds=plain)
+            parts.append(found)
+        if on_progress:
+            on_progress("checking curves", high, curves.size)
+    return pd.concat(parts), counts
+
+
+def _hashed(path: Path) -> dict[str, Any]:
+    with open_file(path) as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+    return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest}
+
+
+def _labels(curves: CurveSet, targets: _Array, bounds: Any) -> tuple[_Array, _Array, str]:
+    """Return physical targets (N, P), their bounds (P, 2) and where these are from."""
+    slack, said = 1e-9, "--target-bounds"
+    if np.abs(targets[:, 0]).max() < 2.0:  # no material has such a G0
+        found = f"targets are normalised already (G0 to {targets[:, 0].max():g})"
+        remedy = "give the physical values of 0 and 1, for instance --target-bounds 1000 3000 25 45"
+        _refuse(str(curves.path), (bounds is None, f"{found}; {remedy}"))
+        targets = bounds[:, 0] + (bounds[:, 1] - bounds[:, 0]) * targets
+        slack = 0.01  # test targets normalised with the training set's bounds stick out by so much at most
+    if bounds is None:
+        training = targets[np.arange(len(targets)) % 4 != 3]
+        bounds, said = np.stack([training.min(axis=0), training.max(axis=0)], axis=1), "training minimum and maximum"
+        wrong = ~np.isfinite(targets) | ((targets <= 0) & [True, False])
+        allowed = ["a positive number"] * 2
+    else:
+        margin = slack * (bounds[:, 1] - bounds[:, 0])
+        wrong = ~((targets >= bounds[:, 0] - margin) & (targets <= bounds[:, 1] + margin))
+        allowed = ["{:g} to {:g}".format(*each) for each in bounds]
+    row, column = np.unravel_index(int(wrong.argmax()), wrong.shape)
+    first = f"target {('G0', 'a')[column]} of {curves.name(int(row))} is {targets[row, column]:g}, allowed is"
+    first += f" {allowed[column]} ({wrong.sum():,} such); correct it, or widen --target-bounds"
+    given = "; ".join(f"{name} {low:g} to {high:g}" for name, (low, high) in zip(("G0", "a"), bounds, strict=True))
+    given = f"bounds of targets are {given}; give low and high of both with --target-bounds"
+    _refuse(str(curves.path), (wrong.any(), first), (not (bounds[:, 0] < bounds[:, 1]).all(), given))
+    return targets, bounds, said
+
+
+def _doubts(curves: CurveSet, fits: pd.DataFrame, given: _Array | None) -> list[str]:
+    """Return warnings from the fits: outside the generated box, not described by the law, far from the targets."""
+    low, high = material.TARGET_BOUNDS.T
+    # An estimate scatters: what is outside by less than three standard errors may be inside.
+    margin, found = 0.01 * material.TARGET_SPAN + 3.0 * np.sqrt(fits[_VARIANCES].to_numpy()), fits[_LAW].to_numpy()
+    outside = ((found < low - margin) | (found > high + margin)).any(axis=1)
+    relative = (fits.rms_mpa / np.maximum(fits.peak_mpa, 1e-12)).to_numpy()
+    doubts = []
+    for wrong, text in (
+        (outside, "G0 or a outside 1000 to 3000 MPa and 25 to 45: networks trained on generated curves extrapolate"),
+        (relative > MISFIT_OF_PEAK, "rms above 5 % of the peak: the saturating law does not describe them"),
+    ):
+        shown = [
+            f"{curves.name(fits.index[k])} (G0 {found[k, 0]:.4g} MPa, a {found[k, 1]:.3g}, "
+            f"rms {100 * relative[k]:.1f} % of the peak)"
+            for k in np.flatnonzero(wrong)[:3]
+        ]
+        if shown:
+            doubts.append(f"{wrong.sum():,} of {len(wrong):,} fits have {text}; the first are {'; '.join(shown)}")
+    ratio = 1.0 if given is None else float(np.median(found[:, 0] / given[fits.index, 0]))
+    if not 2 / 3 <= ratio <= 1.5:
+        cause = "other targets, order or unit, or shear strain given as eps12 instead of gamma = 2 eps12"
+        doubts.append(f"the fitted G0 is {ratio:.3g} times the given one (median): {cause}")
+    return doubts
+
+
+def _floor(fits: pd.DataFrame, bounds: _Array) -> dict[str, Any] | None:
+    """Return the statistical floor with noise levels from the residuals, None where the law does not describe them."""
+    each = fits[_VARIANCES].to_numpy()[fits.index % 4 == 3] / (bounds[:, 1] - bounds[:, 0]) ** 2
+    if (fits.rms_mpa > MISFIT_OF_PEAK * fits.peak_mpa).any() or not np.isfinite(each).all():
+        return None
+    return material.floor(each.sum(axis=0), len(each), target_bounds=bounds, estimated=True)
+
+
+# -------------------------------------------------------------------------------------------------------- least squares
+
+_CHUNK = 256  # curves at a time: the intermediate arrays stay in the processor's cache
+_START = (-1.0, 0.3, 2.0, 5.0, 12.0, 40.0)  # a times the largest strain, from a curve bent upwards to a plateau
+_LARGEST = 500.0  # of |a| times the largest strain; beyond it only the plateau is left to see
+
+
+class LawFit(NamedTuple):
+    """Parameters of the law for each curve, and the root mean square of its residual."""
+
+    g0_mpa: _Array  # (N,)
+    a: _Array  # (N,)
+    rms_mpa: _Array  # (N,)
+
+
+def fit_law(strain: NDArray[Any], stress: NDArray[Any], weight: NDArray[Any]) -> LawFit:
+    """Fit every curve: `strain` and `stress` in MPa (N, L), `weight` (N, L) 1 on data and 0 on padding.
+
+    All values must be finite. A curve without strain gets nan.
+    """
+    found = np.full((3, len(strain)), np.nan)
+    for low in range(0, len(strain), _CHUNK):
+        x, y, w = (np.asarray(each[low : low + _CHUNK], np.float64) for each in (strain, stress, weight))
+        reach = np.abs(x * w).max(axis=1)
+        able = np.flatnonzero(reach)
+        # in units of the largest strain, so that z = a * reach is of order one
+        z, g0, squares = _fit((x * w)[able] / reach[able, None], (y * w)[able])
+        rms = np.sqrt(squares / w[able].sum(axis=1))
+        found[:, low + able] = g0 / reach[able], z / reach[able], rms
+    return LawFit(*found)
+
+
+def _fit(x: _Array, y: _Array) -> tuple[_Array, _Array, _Array]:
+    """Return z, G0 and the sum of squares that is left of each curve; those that have arrived are left alone."""
+    z = np.array(_START)[np.argmin([_at(np.full(len(x), start), x, y)[1] for start in _START], axis=0)]
+    g0, squares, step = _at(z, x, y)
+    going = np.arange(len(x))
+    for _ in range(60):
+        begin, by, moved = z[going], step[going], np.zeros(len(going), bool)
+        for halving in range(6):
+            rest = going[~moved]
+            if not len(rest):
+                break
+            new = np.clip(begin[~moved] + by[~moved] * 0.5**halving, -_LARGEST, _LARGEST)
+            found = _at(new, x[rest], y[rest])
+            better = found[1] <= squares[rest]
+            at = rest[better]
+            z[at], g0[at], squares[at], step[at] = (each[better] for each in (new, *found))
+            moved[~moved] = better
+        going = going[moved & (np.abs(by) > 1e-11 * (1.0 + np.abs(z[going])))]
+    return z, g0, squares
+
+
+def _at(z: _Array, x: _Array, y: _Array) -> tuple[_Array, _Array, _Array]:
+    """Return the best G0 for z of each curve, the sum of squares that is left, and the Gauss-Newton step of z."""
+    straight, bent = np.abs(z) < 1e-9, np.abs(z) >= 1e-4
+    safe = np.where(straight, 1.0, z)[:, None]
+    phi = np.where(straight[:, None], x, -np.expm1(-safe * x) / safe)
+    norm = np.einsum("nl,nl->n", phi, phi)
+    norm[norm <= 0] = 1.0
+    g0 = np.einsum("nl,nl->n", phi, y) / norm
+    left = y - g0[:, None] * phi
+    slope = (x * np.exp(-safe * x) - phi) / safe  # d phi / d z
+    slope[~bent] = -0.5 * x[~bent] ** 2 + z[~bent, None] * x[~bent] ** 3 / 3
+    slope -= (np.einsum("nl,nl->n", phi, slope) / norm)[:, None] * phi  # what G0 cannot follow
+    slope *= g0[:, None]
+    size = np.einsum("nl,nl->n", slope, slope)
+    step = np.einsum("nl,nl->n", slope, left) / np.where(size > 0, size, np.inf)
+    return g0, np.einsum("nl,nl->n", left, left), step

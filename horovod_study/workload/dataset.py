@@ -21,12 +21,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
 from horovod_study.config.documents import open_file, read_json
 from horovod_study.config.doors import Form, accept
@@ -35,7 +36,7 @@ from horovod_study.errors import DataError, first_line
 from horovod_study.files import unfinished, write_file, writing
 from horovod_study.text.numbers import amount
 from horovod_study.text.tables import table_of, to_lines
-from horovod_study.workload import floor, material, room
+from horovod_study.workload import material, room
 
 CURVES, TARGETS, SIDECAR = "curves.npy", "targets.npy", "dataset.json"
 BLOCK_ROWS = 25_000
@@ -75,7 +76,7 @@ class _Drawn(Form):
 
 
 class _Floor(Form):
-    """What floor.summary returns."""
+    """What material.floor returns."""
 
     mse: _Mean
     g0_mse: _Mean
@@ -83,6 +84,19 @@ class _Floor(Form):
     g0_rmse_mpa: _Mean
     a_rmse: _Mean
     estimated: bool = False
+
+
+def _of_all_rows(found: dict[str, list[str]], info: ValidationInfo) -> dict[str, list[str]]:
+    blocks = -(-info.data.get("size", 0) // info.data.get("block_rows", 1))
+    if missing := next((name for name in _ROWS if len(found.get(name, ())) != blocks), ""):
+        raise ValueError(f"it must hold {blocks} hashes of {missing}")
+    return found
+
+
+def _of_the_law(found: list[list[float]]) -> list[list[float]]:
+    if found != material.TARGET_BOUNDS.tolist():
+        raise ValueError(f"those of {material.SPEC} are {material.TARGET_BOUNDS.tolist()}")
+    return found
 
 
 class _SideCar(Form):
@@ -93,30 +107,14 @@ class _SideCar(Form):
     floor: _Floor | None = None
     numpy: str = ""
     block_rows: _Size
-    sha256: dict[str, list[str]]
-
-    @field_validator("sha256")
-    @classmethod
-    def _of_all_rows(cls, found: dict[str, list[str]], info: ValidationInfo) -> dict[str, list[str]]:
-        blocks = -(-info.data.get("size", 0) // info.data.get("block_rows", 1))
-        for name in _ROWS:
-            if len(found.get(name, ())) != blocks:
-                raise ValueError(f"it must hold {blocks} hashes of {name}")
-        return found
+    sha256: Annotated[dict[str, list[str]], AfterValidator(_of_all_rows)]
 
 
 class _Generated(_SideCar, _Drawn):
     kind: Literal["generated"]
     spec: Literal["shear-exp v1"]
-    target_bounds: _Bounds = material.TARGET_BOUNDS.tolist()
+    target_bounds: Annotated[_Bounds, AfterValidator(_of_the_law)] = material.TARGET_BOUNDS.tolist()
     bounds: Any = None  # how the first ones said it, which had no kind either
-
-    @field_validator("target_bounds")
-    @classmethod
-    def _of_the_law(cls, found: list[list[float]]) -> list[list[float]]:
-        if found != material.TARGET_BOUNDS.tolist():
-            raise ValueError(f"those of {material.SPEC} are {material.TARGET_BOUNDS.tolist()}")
-        return found
 
 
 class _Imported(_SideCar):
@@ -169,7 +167,7 @@ class Dataset:
 
     @property
     def floor(self) -> dict[str, Any] | None:
-        """Return the mean Cramer-Rao bound over the test curves (floor.summary), None if it is not known."""
+        """Return the mean Cramer-Rao bound over the test curves (material.floor), None if it is not known."""
         found = self.sidecar.floor
         return None if found is None else found.model_dump(exclude_defaults=True)
 
@@ -266,13 +264,13 @@ def generate(
     threads = min(threads, len(blocks))
     needed, remedy = threads * _BYTES_PER_THREAD, "use fewer --processes"
     room.need_memory(path, needed, f"generating {threads} blocks at once", remedy)
-    with _made_whole(path, size) as making:
+    content = {"kind": "generated", "spec": material.SPEC, "size": size, **drawn}
+    content["target_bounds"] = material.TARGET_BOUNDS.tolist()
+    with _made_whole(path, content) as (making, hashes):
         fill = partial(_fill_block, making, seed, noise_max_mpa)
-        made = list(_of_blocks(fill, blocks, threads, on_progress))
-        content = {"kind": "generated", "spec": material.SPEC, "seed": seed, "size": size}
-        content |= {"noise_max_mpa": noise_max_mpa, "target_bounds": material.TARGET_BOUNDS.tolist()}
-        content["floor"] = floor.summary(np.sum([sums for _, sums in made], axis=0), size // 4)
-        _write_sidecar(path, making, content, [hashes for hashes, _ in made])
+        found, sums = zip(*_of_blocks(fill, blocks, threads, on_progress), strict=True)
+        hashes.extend(found)
+        content["floor"] = material.floor(np.sum(sums, axis=0), size // 4)
 
 
 def write_imported(
@@ -288,42 +286,31 @@ def write_imported(
     """Write somebody's own curves as the data set directory `path`, which appears complete or not at all.
 
     `blocks` are the curves in order, (B, 3, 201) each, `targets` (N, 2) normalised with `target_bounds` (2, 2).
-    `provenance` (JSON values) says where they come from; `floor` is what floor.summary returns if the noise is known or
-    estimated. Raises DataError for rows that break the layout, naming the first of them, and as `generate` does.
+    `provenance` (JSON values) says where they come from; `floor` is what material.floor returns if the noise is known
+    or estimated. Raises DataError for rows that break the layout, naming the first of them, and as `generate` does.
     """
-    size, done, pieces = len(targets), 0, _pieces(blocks)
+    size, done = len(targets), 0
     targets = np.ascontiguousarray(targets, dtype="<f4")
+    rows = chain.from_iterable(np.array_split(each, range(_PIECE_ROWS, len(each), _PIECE_ROWS)) for each in blocks)
+    left = np.empty((0, *_ROWS[CURVES]), "<f4")
 
-    def rows(high: int) -> Iterator[_Piece]:
-        nonlocal done
-        while done < high:
-            curves = next(pieces)
+    def pieces(high: int) -> Iterator[_Piece]:
+        nonlocal done, left
+        while done < high:  # no piece crosses the end of a block of hashes
+            left = left if len(left) else np.ascontiguousarray(next(rows), dtype="<f4")
+            curves, left = left[: high - done], left[high - done :]
             labels = targets[done : done + len(curves)]
             if problem := _wrong_row(done, curves, labels, bounded=False):
                 raise DataError(f"{path}/{problem}; correct it and import again")
             yield curves, labels
             done += len(curves)
 
-    with _made_whole(path, size) as making:
-        hashes = []
+    content = {"kind": "imported", "spec": "imported v1", "size": size, "target_bounds": target_bounds.tolist()}
+    with _made_whole(path, {**content, "floor": floor, "provenance": provenance}) as (making, hashes):
         for low, high in _blocks(size, BLOCK_ROWS):
-            hashes.append(_write_block(making, low, rows(high)))
+            hashes.append(_write_block(making, low, pieces(high)))
             if on_progress:
                 on_progress(high, size)
-        content = {"kind": "imported", "spec": "imported v1", "size": size, "target_bounds": target_bounds.tolist()}
-        _write_sidecar(path, making, {**content, "floor": floor, "provenance": provenance}, hashes)
-
-
-def _pieces(blocks: Iterable[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
-    """Cut blocks of rows of any length so that no piece crosses a multiple of BLOCK_ROWS."""
-    done = 0
-    for block in blocks:
-        low = 0
-        while low < len(block):
-            high = min(len(block), low + _PIECE_ROWS, low + BLOCK_ROWS - done % BLOCK_ROWS)
-            yield np.ascontiguousarray(block[low:high], dtype="<f4")
-            done += high - low
-            low = high
 
 
 def require_new(path: Path) -> None:
@@ -333,30 +320,28 @@ def require_new(path: Path) -> None:
 
 
 @contextmanager
-def _made_whole(path: Path, size: int) -> Iterator[Path]:
-    """Give a folder with empty arrays beside `path`; move it to `path` if the block ends well, else remove it."""
+def _made_whole(path: Path, content: dict[str, Any]) -> Iterator[tuple[Path, list[dict[str, str]]]]:
+    """Give a folder with empty arrays beside `path`, and a list for the hashes of its blocks.
+
+    If the block ends well, the side-car, `content`, is written and the folder moved to `path`; else it is removed.
+    """
     require_new(path)
+    size, hashes = content["size"], list[dict[str, str]]()
     with writing(path, "free space there, or choose another folder", error=DataError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with unfinished(path, folder=True) as making:
             room.need_disk(path.parent, int(size * BYTES_PER_CURVE * 1.02), f"a data set of {size:,} curves")
             for name, row in _ROWS.items():
                 np.lib.format.open_memmap(making / name, mode="w+", dtype=np.dtype("<f4"), shape=(size, *row)).flush()
-            yield making
+            yield making, hashes
+            content |= {"numpy": np.__version__, "block_rows": BLOCK_ROWS}
+            content["sha256"] = {name: [block[name] for block in hashes] for name in _ROWS}
+            accept(_FORM, content, str(path / SIDECAR), error=DataError)
+            write_file(making / SIDECAR, json.dumps(content, indent=1, allow_nan=False) + "\n")
             for name in (CURVES, TARGETS, SIDECAR):
                 with open_file(making / name) as stream:
                     os.fsync(stream.fileno())
             making.rename(path)
-
-
-def _write_sidecar(path: Path, making: Path, content: dict[str, Any], hashes: list[dict[str, str]]) -> None:
-    content |= {"numpy": np.__version__, "block_rows": BLOCK_ROWS}
-    content["sha256"] = {name: [block[name] for block in hashes] for name in _ROWS}
-    accept(_FORM, content, str(path / SIDECAR), error=DataError)
-    write_file(making / SIDECAR, json.dumps(content, indent=1, allow_nan=False) + "\n")
-
-
-# --------------------------------------------------------------------------------------------------- room for it
 
 
 def page_cache_doubt(size: int) -> str | None:
@@ -370,9 +355,6 @@ def page_cache_doubt(size: int) -> str | None:
     )
 
 
-# ----------------------------------------------------------------------------------------------------- the cache
-
-
 def ensure(dataset: str, *, seed: int, threads: int = 1, on_progress: OnProgress | None = None) -> Path:
     """Return the path of a data set named by path or size; one named by size is generated if it is not cached.
 
@@ -381,7 +363,11 @@ def ensure(dataset: str, *, seed: int, threads: int = 1, on_progress: OnProgress
     path = path_of(dataset, seed=seed)
     size = parse_size(dataset)
     if size is not None and not path.exists():
-        with _lock(path):
+        with writing(path, "set HOROVOD_STUDY_DATA to a writable folder", error=DataError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = open(path.with_name(f".{path.name}.lock"), "w")
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():  # another process may have made it while this one waited
                 generate(path, size, seed=seed, threads=threads, on_progress=on_progress)
     return path
@@ -393,16 +379,6 @@ def path_of(dataset: str, *, seed: int, noise_max_mpa: float = material.NOISE_MA
     return Path(dataset) if size is None else cached_path(size, seed, noise_max_mpa)
 
 
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    with writing(path, "set HOROVOD_STUDY_DATA to a writable folder", error=DataError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        stream = open(path.with_name(f".{path.name}.lock"), "w")
-    with stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
-
-
 # ------------------------------------------------------------------------------------------------------- filling
 
 
@@ -410,16 +386,12 @@ def _blocks(size: int, rows: int) -> list[tuple[int, int]]:
     return [(low, min(low + rows, size)) for low in range(0, size, rows)]
 
 
-def _hashers() -> dict[str, Any]:
-    return {name: hashlib.sha256() for name in _ROWS}
-
-
 def _write_block(directory: Path, first: int, pieces: Iterable[_Piece]) -> dict[str, str]:
     """Write rows from number `first` on into the two files of a directory; return the SHA-256 of each file's.
 
     Plain writes instead of stores through a map: a full disk is an error here, not a bus error.
     """
-    hashes = _hashers()
+    hashes = {name: hashlib.sha256() for name in _ROWS}
     with ExitStack() as files:
         streams = {name: files.enter_context(open(directory / name, "r+b")) for name in _ROWS}
         for name, row in _ROWS.items():
@@ -457,7 +429,7 @@ def _floor_sums(
 ) -> NDArray[np.float64]:
     """Return the sum of the Cramer-Rao bounds (P,) of the test curves among the curves from number `first` on."""
     test = slice((3 - first) % 4, None, 4)
-    found: NDArray[np.float64] = floor.bounds(curves[test, 0], targets[test], levels_mpa[test]).sum(axis=0)
+    found: NDArray[np.float64] = material.bounds(curves[test, 0], targets[test], levels_mpa[test]).sum(axis=0)
     return found
 
 
@@ -531,7 +503,7 @@ def check(path: Path, *, threads: int | None = None, on_progress: OnProgress | N
         _of_blocks(partial(_check_block, dataset), blocks, threads or available_cores(), on_progress),
         np.zeros(material.TARGETS),
     )
-    computed = floor.summary(sums, dataset.test_size) if generated else dataset.floor
+    computed = material.floor(sums, dataset.test_size) if generated else dataset.floor
     if generated and dataset.floor and computed:
         for name, value in computed.items():
             if not np.isclose(dataset.floor[name], value, rtol=1e-6, atol=0):  # another machine's exp
@@ -589,7 +561,8 @@ def lines(facts: Mapping[str, Any]) -> list[str]:
 
 def _check_block(dataset: Dataset, low: int, high: int) -> NDArray[np.float64]:
     """Check the rows low..high-1 piece by piece; return the sum of their test curves' Cramer-Rao bounds, (P,)."""
-    sidecar, hashes, sums, problem = dataset.sidecar, _hashers(), np.zeros(material.TARGETS), ""
+    hashes = {name: hashlib.sha256() for name in _ROWS}
+    sidecar, sums, problem = dataset.sidecar, np.zeros(material.TARGETS), ""
     for first in range(low, high, _PIECE_ROWS):
         last = min(first + _PIECE_ROWS, high)
         # Copies: plain memory is faster to go over several times than a map.
@@ -600,12 +573,11 @@ def _check_block(dataset: Dataset, low: int, high: int) -> NDArray[np.float64]:
         if sidecar.kind == "generated" and not problem:
             levels = material.noise_levels_mpa(sidecar.seed, first, last, noise_max_mpa=sidecar.noise_max_mpa)
             sums += _floor_sums(first, curves, targets, levels)
-    damaged = [
-        name for name, digest in hashes.items() if digest.hexdigest() != sidecar.sha256[name][low // sidecar.block_rows]
-    ]
-    if damaged:  # which explains a wrong row
-        changed = f"curves {low}..{high - 1} are not what was {sidecar.kind} (SHA-256 differs)"
-        problem = f"{damaged[0]}: {changed}; the file was changed or damaged"
+    for name, digest in hashes.items():
+        if digest.hexdigest() != sidecar.sha256[name][low // sidecar.block_rows]:  # which explains a wrong row
+            changed = f"curves {low}..{high - 1} are not what was {sidecar.kind} (SHA-256 differs)"
+            problem = f"{name}: {changed}; the file was changed or damaged"
+            break
     if problem:
         raise DataError(f"{dataset.path}/{problem}; {_AGAIN}")
     return sums

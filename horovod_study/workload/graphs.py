@@ -15,7 +15,7 @@ Letters: S curves resident on the device, B of them in a batch, C = 3 channels, 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,16 +36,6 @@ RING = 4096
 """So many steps later the place of a step's loss is written again."""
 WARM_UP_STEPS = 3
 """Steps made before the recording: libraries choose their kernels, compilers compile, lazy state is made."""
-
-
-class CapturedWork(Protocol):
-    """Work that was recorded once and is done again at each replay."""
-
-    def capture(self, work: Callable[[], None]) -> None:
-        """Record what `work` does; on a GPU nothing is computed by that."""
-
-    def replay(self) -> None:
-        """Do it again, in the order of the current stream."""
 
 
 class DeviceGraph:
@@ -85,10 +75,7 @@ class HostGraph:
     """The same on a CPU, for tests and dry runs: a replay calls the work again."""
 
     def capture(self, work: Callable[[], None]) -> None:
-        self._work = work
-
-    def replay(self) -> None:
-        self._work()
+        self.replay = work
 
 
 class CapturedStep:
@@ -112,7 +99,7 @@ class CapturedStep:
         resident: Resident | None,
         phases: bool,
         blocks: BlockSizes | None = None,
-        record: Callable[[], CapturedWork] | None = None,
+        record: Callable[[], Any] | None = None,
     ) -> None:
         """Record the step of `model`, whose parameters are those of `bare_model`.
 
@@ -144,9 +131,8 @@ class CapturedStep:
             self._curves = torch.zeros(batch, CHANNELS, POINTS, device=device)
             self._targets = torch.zeros(batch, TARGETS, device=device)
             self._order = torch.arange(batch, device=device)[None]
-        else:
+        else:  # as many batches as the curves can give: the longest epoch of one worker
             self._curves, self._targets = resident.curves, resident.targets
-            # As many batches as the curves can give: the longest epoch of one worker.
             self._order = torch.zeros(max(1, len(self._curves) // batch), batch, dtype=torch.int64, device=device)
         self._state = torch.zeros(2, dtype=torch.int64, device=device)  # the row of `order`, and the steps made
         self._row, self._made = self._state[:1], self._state[1:]
@@ -157,25 +143,23 @@ class CapturedStep:
         self._loss = self._ring[0]  # of the forward in hand, with all that backward needs
         self._taken = 0  # steps made: what the device counts too
         self._left = 0  # steps for which `order` still has rows
-        self._network: FusedNetwork | None = None
         self._gradients: list[tuple[nn.Parameter, torch.Tensor]] = []  # what the network's kernels write, and where
-        self._merged = False  # whether the kernels of backward make the update too
+        # whether the kernels of backward make the update too
+        self._merged = rule_of(optimizer) is not None and not (self._averages or phases)
         self.stamps: KernelStamps | None = None
         """Where the kernels write the times of the steps themselves; None where they do not."""
-        if config.kernels == "fused":
-            self._merged = rule_of(optimizer) is not None and not (self._averages or phases)
-            self._fuse(blocks)
+        self._network = self._fuse(blocks) if config.kernels == "fused" else None
         self._plan: tuple[tuple[Callable[[], None], str], ...] = ()
         self._pool: Any = None
         self._capture()
 
-    def _fuse(self, blocks: BlockSizes | None) -> None:
+    def _fuse(self, blocks: BlockSizes | None) -> FusedNetwork:
         """Take the kernels made for this network, which write all gradients into one buffer."""
-        parameters, flat = list(self._bare_model.parameters()), self._backend.flat
-        sizes = [each.numel() for each in parameters]
-        buffer = torch.zeros(sum(sizes), device=self._device) if flat is None else flat.buffer
-        self._network = FusedNetwork(
-            self._bare_model,
+        model, flat = self._bare_model, self._backend.flat
+        count = sum(each.numel() for each in model.parameters())
+        buffer = torch.zeros(count, device=self._device) if flat is None else flat.buffer
+        network = FusedNetwork(
+            model,
             batch=self._config.batch,
             precision=self._config.precision,
             buffer=buffer,
@@ -185,11 +169,8 @@ class CapturedStep:
             merged=self._merged,
             slots=RING if self._merged and self._stream is not None else 0,
         )
-        self.stamps = self._network.stamps
-        parts = torch.split(buffer, sizes)
-        self._gradients = [(each, part.view_as(each)) for each, part in zip(parameters, parts, strict=True)]
-
-    # ------------------------------------------------------------------------------------ what is recorded
+        self.stamps, self._gradients = network.stamps, list(zip(model.parameters(), model.views(buffer), strict=True))
+        return network
 
     def _forward(self) -> None:
         if self._network is not None:
@@ -249,7 +230,7 @@ class CapturedStep:
     def _capture(self) -> None:
         """Warm up and record all graphs of a step; raises StudyError if that fails, and then too leaves no trace."""
         self._pool = None if self._stream is None else torch.cuda.graph_pool_handle()
-        plan: list[tuple[Callable[[], None], str]] = []
+        plan = []
         if self._network is not None:
             self._network.adopt()
         try:
@@ -292,15 +273,14 @@ class CapturedStep:
     @contextmanager
     def _no_trace(self) -> Iterator[None]:
         """Put back what steps change, in the places that graphs know, but for gradients; new state becomes zero."""
-        random = torch.random.get_rng_state()
-        device_random = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
         scaler = self._arithmetic.scaler
         scaling = scaler.state_dict() if scaler else {}
         own = (self._state, self._ring, self._norms, *([] if self.stamps is None else [self.stamps.times]))
         known = [*self._bare_model.parameters(), *self._optimizer_state(), *own]
         kept = [tensor.detach().clone() for tensor in known]
         try:
-            yield
+            with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
+                yield
         finally:
             with torch.no_grad():
                 for tensor, before in zip(known, kept, strict=True):
@@ -311,14 +291,9 @@ class CapturedStep:
                         tensor.zero_()
             if scaler:
                 scaler.load_state_dict(scaling)
-            torch.random.set_rng_state(random)
-            if device_random is not None:
-                torch.cuda.set_rng_state(device_random, self._device)
 
     def _optimizer_state(self) -> list[torch.Tensor]:
         return [each for slots in self._optimizer.state.values() for each in slots.values() if torch.is_tensor(each)]
-
-    # -------------------------------------------------------------------------------------- what training calls
 
     @property
     def laps(self) -> tuple[str, ...]:

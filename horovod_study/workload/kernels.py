@@ -25,11 +25,11 @@ curves of the data set.
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -45,10 +45,8 @@ PROGRAMS = 132
 """Programs that a launch should have at least: one for each multiprocessor of an H100 or H200. A constant, so that sums
 are formed in the same order everywhere."""
 _WARPS, _STAGES = 4, 3
-NOTES = 64
-"""Moments outside of steps that can be written down before the first is read."""
-COUNTERS = 8
-"""Tensors of parameters, each of which has a count of its updates in torch."""
+NOTES = 64  # moments outside of steps that can be written down before the first is read
+COUNTERS = 8  # tensors of parameters, each of which has a count of its updates in torch
 
 
 def why_not() -> str:
@@ -59,9 +57,7 @@ def why_not() -> str:
         return (
             f"Triton cannot be imported ({error}); it comes with PyTorch for CUDA, elsewhere with the extra `kernels`"
         )
-    if not (torch.cuda.is_available() or interpreted()):
-        return "PyTorch sees no GPU"
-    return ""
+    return "" if torch.cuda.is_available() or interpreted() else "PyTorch sees no GPU"
 
 
 def interpreted() -> bool:
@@ -75,17 +71,14 @@ class Sizes:
 
     batch: int
     filters: tuple[int, int]
-    pooled: tuple[int, int]
-    """Positions after pooling, of the first and of the second convolution."""
+    pooled: tuple[int, int]  # positions after pooling, of the first and of the second convolution
     hidden: int
 
     @classmethod
     def of(cls, model: StressCNN, batch: int) -> "Sizes":
         """Read them off the model. Raises ConfigError where 32 bits cannot count what there is of a batch."""
-        first = (POINTS - KERNEL + 1) // POOL
-        filters = (model.conv1.out_channels, model.conv2.out_channels)
-        pooled = (first, (first - KERNEL + 1) // POOL)
-        hidden = model.fc1.out_features
+        first, hidden = (POINTS - KERNEL + 1) // POOL, model.fc1.out_features
+        filters, pooled = (model.conv1.out_channels, model.conv2.out_channels), (first, (first - KERNEL + 1) // POOL)
         if batch * POOL * max(filters[0] * pooled[0], filters[1] * pooled[1], hidden) >= 2**31:
             raise ConfigError(
                 f"run: kernels fused count inside a batch with 32 bits, and batch {batch} of this network goes beyond; "
@@ -94,15 +87,13 @@ class Sizes:
         return cls(batch=batch, filters=filters, pooled=pooled, hidden=hidden)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProductBlocks:
+class ProductBlocks(NamedTuple):
     """How one program of `product` goes through a matrix product: powers of two, none below 16."""
 
     rows: int
     columns: int
     terms: int
-    parts: int = 1
-    """Shares of the terms, each summed up by programs of its own."""
+    parts: int = 1  # shares of the terms, each summed up by programs of its own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,37 +104,24 @@ class BlockSizes:
     wants small blocks, lest most of the GPU is idle, and a large one blocks that read a weight less often.
     """
 
-    filters: tuple[int, int, int, int]
-    """Filters per program of the first and the second convolution, of `weight_gradient` and of `first_gradient`."""
-    terms: tuple[int, int]
-    """Terms per matrix product of the two convolutions going forward."""
-    cells: tuple[int, int]
-    """Cells per program going forward, of the first and of the second convolution."""
-    weight_terms: int
-    weight_positions: int = 32
-    """Positions per matrix product of `weight_gradient`, and of the terms of the weight the part per program."""
-    weight_chunks: int
-    """Programs that share the positions."""
-    first_cells: int
-    first_taps: int = 32
-    """Cells per turn of `first_gradient`, and taps per matrix product."""
-    first_chunks: int
-    """Programs that share the cells."""
-    fc1: ProductBlocks
-    fc1_input: ProductBlocks
-    fc1_weight: ProductBlocks
-    """The three products of the first linear layer: forward, and the gradients of its input and of its weight."""
-    samples: int
-    """Samples per program of `head`."""
-    sum_rows: int = 128
-    sum_width: int = 16
-    """Numbers that a program of `finish` adds up at a time, and sums per program."""
-    update: int = 1024
-    """Parameters per program of an update."""
-    warps: Mapping[str, int] = field(default_factory=dict)
-    stages: Mapping[str, int] = field(default_factory=dict)
-    """Warps per program, and turns of a loop in flight at a time, by the name in `plan`; others have _WARPS and
-    _STAGES."""
+    filters: tuple[int, int, int, int]  # of the two convolutions, of `weight_gradient` and of `first_gradient`
+    terms: tuple[int, int]  # per matrix product of the two convolutions going forward
+    cells: tuple[int, int]  # per program of the two convolutions going forward
+    weight_terms: int  # of the weight, per program of `weight_gradient`
+    weight_positions: int = 32  # per matrix product of it
+    weight_chunks: int  # programs that share the positions
+    first_cells: int  # per turn of `first_gradient`
+    first_taps: int = 32  # per matrix product of it
+    first_chunks: int  # programs that share the cells
+    fc1: ProductBlocks  # the first linear layer going forward
+    fc1_input: ProductBlocks  # the gradients of its input
+    fc1_weight: ProductBlocks  # and of its weight
+    samples: int  # per program of `head`
+    sum_rows: int = 128  # numbers that a program of `finish` adds up at a time
+    sum_width: int = 16  # its sums
+    update: int = 1024  # parameters per program of an update
+    warps: Mapping[str, int] = field(default_factory=dict)  # per program, by the name in `plan`; others have _WARPS
+    stages: Mapping[str, int] = field(default_factory=dict)  # turns of a loop in flight; others have _STAGES
 
     @classmethod
     def fitting(cls, sizes: Sizes, precision: str = "fp32") -> "BlockSizes":
@@ -170,13 +148,9 @@ class BlockSizes:
             weight_chunks=shares(cells[1] * POOL, cls.weight_positions, tiles, 6 if exact else 2),
             first_cells=first_cells,
             first_chunks=shares(cells[0], first_cells, blocks(sizes.filters[0], filters[3]), 4),
-            fc1=ProductBlocks(rows=64, columns=64, terms=32, parts=2)
-            if large
-            else ProductBlocks(rows=32, columns=32, terms=64, parts=4),
-            fc1_input=ProductBlocks(
-                rows=(64 if exact else 128) if large else 16, columns=64 if large else 32, terms=32
-            ),
-            fc1_weight=ProductBlocks(rows=32, columns=64, terms=32),
+            fc1=ProductBlocks(64, 64, 32, parts=2) if large else ProductBlocks(32, 32, 64, parts=4),
+            fc1_input=ProductBlocks(64 if exact else 128, 64, 32) if large else ProductBlocks(16, 32, 32),
+            fc1_weight=ProductBlocks(32, 64, 32),
             samples=min(fits, largest(sizes.batch, 1, (4, 2, 1))),
             warps={"head": 8},
             # With the matrix units a second turn in flight costs `first_gradient` more registers than it saves time.
@@ -205,8 +179,7 @@ def shares(count: int, size: int, each: int, times: int) -> int:
     return blocks(blocks(count, size), turns)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _KernelLaunch:
+class _KernelLaunch(NamedTuple):
     """One kernel with everything but its pointers; calling it with those puts it into the current stream."""
 
     kernel: Any
@@ -235,163 +208,75 @@ def plan(
     `rule`: the update, None where torch makes it. `merged`: it is in `finish`. `timed`: the times of the step are
     written down.
     """
-    if precision == "bf16" and interpreted():
-        precision = "bf16 interpreted"
-    made = _Plan(sizes, chosen, precision)
-    constants = rule or adam_rule()
-    features, hidden, padded = made.features, sizes.hidden, _padded_row(sizes.hidden)
+    from horovod_study.workload import triton_kernels
+
+    batch, hidden, filters, pooled = sizes.batch, sizes.hidden, sizes.filters, sizes.pooled
+    features, padded, widths = filters[1] * pooled[1], _padded_row(hidden), partial_widths(sizes)
+    adam = rule or adam_rule()
+    first = {"BATCH": batch, "CHANNELS": CHANNELS, "LENGTH": POINTS, "FILTERS": filters[0], "POOLED": pooled[0]}
+    second = {"BATCH": batch, "CHANNELS": filters[0], "LENGTH": pooled[0], "FILTERS": filters[1], "POOLED": pooled[1]}
+    dots = {"PRECISION": "bf16 interpreted" if precision == "bf16" and interpreted() else precision}
+    samples = blocks(batch, chosen.samples)
+
+    def launch(name: str, *grid: int, kernel: str = "", **constants: Any) -> _KernelLaunch:
+        warps, stages = chosen.warps.get(name, _WARPS), chosen.stages.get(name, _STAGES)
+        return _KernelLaunch(getattr(triton_kernels, kernel or name), grid, constants, warps, stages)
+
+    def convolution(place: int, shape: dict[str, int], **more: bool) -> _KernelLaunch:
+        cells, each = chosen.cells[place], chosen.filters[place]
+        grid = blocks(batch * pooled[place], cells), blocks(filters[place], each)
+        size = {"BLOCK_FILTERS": each, "BLOCK_CELLS": cells, "BLOCK_TERMS": chosen.terms[place]}
+        name = f"convolution{place + 1}"
+        return launch(name, *grid, kernel="convolution", FIRST=place == 0, **more, **shape, **dots, **size)
+
+    def product(name: str, shape: Sequence[int], left: Sequence[int], right: Sequence[int], row: int) -> _KernelLaunch:
+        """`shape` is rows, columns, terms; `left` and `right` are the strides of the factors, `row` of a result's."""
+        each: ProductBlocks = getattr(chosen, name)
+        size = each.rows, each.columns, each.terms
+        constants = {
+            **dict(zip(("ROWS", "COLUMNS", "TERMS"), shape, strict=True)),
+            **dict(zip(("LEFT_ROW", "LEFT_TERM", "RIGHT_TERM", "RIGHT_COLUMN"), (*left, *right), strict=True)),
+            **dict(zip(("BLOCK_ROWS", "BLOCK_COLUMNS", "BLOCK_TERMS"), size, strict=True)),
+            "PART": blocks(blocks(shape[2], each.terms), each.parts) * each.terms,
+        }
+        grid = blocks(shape[0], each.rows), blocks(shape[1], each.columns), each.parts
+        return launch(name, *grid, kernel="product", OUT_ROW=row, **constants, **dots)
+
+    weight_grid = blocks(filters[1], chosen.filters[2]), blocks(filters[0] * KERNEL, chosen.weight_terms)
+    sums, between = sum(blocks(width, chosen.sum_width) for width in widths), hidden * features
+    updates = blocks(between, chosen.update) if merged else 0
     return SimpleNamespace(
-        convolution1=made.convolution(0, SCALED=scaled, TIMED=timed),
-        convolution2=made.convolution(1, SCALED=False, TIMED=False),
-        fc1=made.product("fc1", (sizes.batch, hidden, features), (features, 1), (1, features), padded),
-        head=made.head(COUNTERS=0 if rule is None else COUNTERS),
-        fc1_input=made.product("fc1_input", (sizes.batch, features, hidden), (padded, 1), (features, 1), features),
-        fc1_weight=made.product("fc1_weight", (hidden, features, sizes.batch), (1, padded), (features, 1), features),
-        weight_gradient=made.weight_gradient(),
-        first_gradient=made.first_gradient(SCALED=scaled),
-        finish=made.finish(UPDATE=merged, TIMED=timed, **constants),
-        update=made.update(**constants),
-    )
-
-
-class _Plan:
-    """Grid and constants of each launch, from sizes and blocks; the methods are given what else is compiled in."""
-
-    def __init__(self, sizes: Sizes, chosen: BlockSizes, precision: str) -> None:
-        from horovod_study.workload import triton_kernels
-
-        (filters1, filters2), (pooled1, pooled2) = sizes.filters, sizes.pooled
-        self._kernels = triton_kernels
-        self._sizes, self._chosen, self._precision = sizes, chosen, precision
-        self._first = {"CHANNELS": CHANNELS, "LENGTH": POINTS, "FILTERS": filters1, "POOLED": pooled1}
-        self._second = {"CHANNELS": filters1, "LENGTH": pooled1, "FILTERS": filters2, "POOLED": pooled2}
-        self.features = filters2 * pooled2
-        self._head_programs = blocks(sizes.batch, chosen.samples)
-
-    def _launch(self, name: str, grid: tuple[int, ...], kernel: str = "", /, **constants: float | str) -> _KernelLaunch:
-        return _KernelLaunch(
-            kernel=getattr(self._kernels, kernel or name),
-            grid=grid,
-            constants=constants,
-            warps=self._chosen.warps.get(name, _WARPS),
-            stages=self._chosen.stages.get(name, _STAGES),
-        )
-
-    def convolution(self, number: int, **more: bool) -> _KernelLaunch:
-        sizes, chosen = self._sizes, self._chosen
-        return self._launch(
-            f"convolution{number + 1}",
-            (
-                blocks(sizes.batch * sizes.pooled[number], chosen.cells[number]),
-                blocks(sizes.filters[number], chosen.filters[number]),
-            ),
-            "convolution",
-            BATCH=sizes.batch,
-            **(self._first, self._second)[number],
-            FIRST=number == 0,
-            PRECISION=self._precision,
-            BLOCK_FILTERS=chosen.filters[number],
-            BLOCK_CELLS=chosen.cells[number],
-            BLOCK_TERMS=chosen.terms[number],
-            **more,
-        )
-
-    def product(
-        self, name: str, shape: tuple[int, int, int], left: tuple[int, int], right: tuple[int, int], out_row: int
-    ) -> _KernelLaunch:
-        """`shape` is rows, columns, terms; `left` and `right` are the strides of the factors, `out_row` of a row."""
-        each: ProductBlocks = getattr(self._chosen, name)
-        rows, columns, terms = shape
-        return self._launch(
-            name,
-            (blocks(rows, each.rows), blocks(columns, each.columns), each.parts),
-            "product",
-            ROWS=rows,
-            COLUMNS=columns,
-            TERMS=terms,
-            PART=blocks(blocks(terms, each.terms), each.parts) * each.terms,
-            LEFT_ROW=left[0],
-            LEFT_TERM=left[1],
-            RIGHT_TERM=right[0],
-            RIGHT_COLUMN=right[1],
-            OUT_ROW=out_row,
-            PRECISION=self._precision,
-            BLOCK_ROWS=each.rows,
-            BLOCK_COLUMNS=each.columns,
-            BLOCK_TERMS=each.terms,
-        )
-
-    def head(self, **more: int) -> _KernelLaunch:
-        sizes, chosen = self._sizes, self._chosen
-        return self._launch(
-            "head",
-            (self._head_programs,),
-            BATCH=sizes.batch,
-            PARTS=chosen.fc1.parts,
-            HIDDEN=sizes.hidden,
-            ROW=_padded_row(sizes.hidden),
-            TARGETS=TARGETS,
-            BLOCK_SAMPLES=chosen.samples,
-            BLOCK_HIDDEN=_power_of_two(sizes.hidden),
-            **more,
-        )
-
-    def weight_gradient(self) -> _KernelLaunch:
-        (filters1, filters2), chosen = self._sizes.filters, self._chosen
-        return self._launch(
-            "weight_gradient",
-            (chosen.weight_chunks, blocks(filters2, chosen.filters[2]), blocks(filters1 * KERNEL, chosen.weight_terms)),
-            BATCH=self._sizes.batch,
-            **self._second,
-            CHUNKS=chosen.weight_chunks,
-            PRECISION=self._precision,
-            BLOCK_FILTERS=chosen.filters[2],
-            BLOCK_TERMS=chosen.weight_terms,
-            BLOCK_POSITIONS=chosen.weight_positions,
-        )
-
-    def first_gradient(self, **more: bool) -> _KernelLaunch:
-        sizes, chosen = self._sizes, self._chosen
-        return self._launch(
-            "first_gradient",
-            (chosen.first_chunks, blocks(sizes.filters[0], chosen.filters[3])),
-            BATCH=sizes.batch,
-            **self._first,
-            FILTERS2=sizes.filters[1],
-            POOLED2=sizes.pooled[1],
-            CHUNKS=chosen.first_chunks,
-            PRECISION=self._precision,
-            BLOCK_FILTERS=chosen.filters[3],
-            BLOCK_CELLS=chosen.first_cells,
-            BLOCK_TAPS=chosen.first_taps,
+        convolution1=convolution(0, first, SCALED=scaled, TIMED=timed),
+        convolution2=convolution(1, second, SCALED=False, TIMED=False),
+        fc1=product("fc1", (batch, hidden, features), (features, 1), (1, features), padded),
+        head=launch(
+            "head", samples, COUNTERS=0 if rule is None else COUNTERS, BATCH=batch, PARTS=chosen.fc1.parts,
+            HIDDEN=hidden, ROW=padded, TARGETS=TARGETS, BLOCK_SAMPLES=chosen.samples,
+            BLOCK_HIDDEN=_power_of_two(hidden),
+        ),
+        fc1_input=product("fc1_input", (batch, features, hidden), (padded, 1), (features, 1), features),
+        fc1_weight=product("fc1_weight", (hidden, features, batch), (1, padded), (features, 1), features),
+        weight_gradient=launch(
+            "weight_gradient", chosen.weight_chunks, *weight_grid, **second, **dots, CHUNKS=chosen.weight_chunks,
+            BLOCK_FILTERS=chosen.filters[2], BLOCK_TERMS=chosen.weight_terms, BLOCK_POSITIONS=chosen.weight_positions,
+        ),
+        first_gradient=launch(
+            "first_gradient", chosen.first_chunks, blocks(filters[0], chosen.filters[3]), **first, **dots,
+            SCALED=scaled, FILTERS2=filters[1], POOLED2=pooled[1], CHUNKS=chosen.first_chunks,
+            BLOCK_FILTERS=chosen.filters[3], BLOCK_CELLS=chosen.first_cells, BLOCK_TAPS=chosen.first_taps,
             BLOCK_TERMS=_power_of_two(CHANNELS * KERNEL),
-            **more,
-        )
-
-    def finish(self, *, UPDATE: bool, **more: float) -> _KernelLaunch:
-        chosen, widths = self._chosen, partial_widths(self._sizes)
-        between = self._sizes.hidden * self.features
-        summed = sum(blocks(width, chosen.sum_width) for width in widths)
-        return self._launch(
-            "finish",
-            (1 + summed + (blocks(between, chosen.update) if UPDATE else 0),),
-            ROWS1=chosen.first_chunks,
-            ROWS2=chosen.weight_chunks,
-            ROWS3=self._head_programs,
-            **{f"WIDTH{number}": width for number, width in enumerate(widths, 1)},
-            BETWEEN=between,
-            NUMBERS=self._sizes.batch * TARGETS,
-            BLOCK_ROWS=chosen.sum_rows,
-            BLOCK_WIDTH=chosen.sum_width,
-            BLOCK_UPDATE=chosen.update,
-            UPDATE=UPDATE,
-            **more,
-        )
-
-    def update(self, **more: float) -> _KernelLaunch:
-        count = sum(partial_widths(self._sizes)) + self._sizes.hidden * self.features
-        grid = (blocks(count, self._chosen.update),)
-        return self._launch("update", grid, COUNT=count, BLOCK_UPDATE=self._chosen.update, **more)
+        ),
+        finish=launch(
+            "finish", 1 + sums + updates, ROWS1=chosen.first_chunks, ROWS2=chosen.weight_chunks, ROWS3=samples,
+            WIDTH1=widths[0], WIDTH2=widths[1], WIDTH3=widths[2], BETWEEN=between, NUMBERS=batch * TARGETS,
+            BLOCK_ROWS=chosen.sum_rows, BLOCK_WIDTH=chosen.sum_width, BLOCK_UPDATE=chosen.update, UPDATE=merged,
+            TIMED=timed, **adam,
+        ),
+        update=launch(
+            "update", blocks(sum(widths) + between, chosen.update), COUNT=sum(widths) + between,
+            BLOCK_UPDATE=chosen.update, **adam,
+        ),
+    )  # fmt: skip
 
 
 def _padded_row(hidden: int) -> int:
@@ -470,29 +355,32 @@ class FusedNetwork:
         if reason:
             raise ConfigError(f"run: kernels fused cannot be used: {reason}; use kernels torch")
         sizes = Sizes.of(model, batch)
-        self._model = model
-        self._batch = batch
+        self._model, self._batch, self._optimizer = model, batch, optimizer
         self.blocks = blocks or BlockSizes.fitting(sizes, precision)
         self._factor = model.get_buffer("_factor").flatten()
         self._shift = model.get_buffer("_shift").flatten()
         scaled = bool((self._factor != 1).any() or (self._shift != 0).any())
         rule = None if optimizer is None else rule_of(optimizer)
         assert rule is not None or optimizer is None, "only Adam and AdamW have kernels"
-        self._optimizer = optimizer
         self.launches = plan(
             sizes, self.blocks, precision=precision, scaled=scaled, rule=rule, merged=merged, timed=slots > 0
         )
-        self.stamps = self._open_stamps(slots, device) if slots else None
-        self._slots = slots
+        self.updates = optimizer is not None
+        """Whether the update is made here."""
+        self._slots, self.stamps = slots, None
+        self._times = times = torch.zeros(2 * slots + 1 + NOTES, dtype=torch.int64, device=device)
+        if slots:
+            from horovod_study.workload.triton_kernels import note
+
+            self.stamps = KernelStamps(times, slots=slots, note=lambda place: note[(1,)](times, place, num_warps=1))
         self._scale = share * 2 / (batch * TARGETS)
         self._inputs: tuple[torch.Tensor, torch.Tensor] | None = None
         self._beside_stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
         self._gradients = buffer
-        gradients = dict(zip((name for name, _ in model.named_parameters()), self._views(buffer), strict=True))
-        for name, parameter in model.named_parameters():
-            parameter.grad = gradients[name]
-        self._fc1_weight_grad = gradients["fc1.weight"]  # zero_grad() of an optimiser takes it from the parameter
+        for parameter, gradient in zip(model.parameters(), model.views(buffer), strict=True):
+            parameter.grad = gradient
+        self._fc1_weight_grad = model.fc1.weight.grad  # zero_grad() of an optimiser takes it from the parameter
 
         def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
@@ -520,33 +408,14 @@ class FusedNetwork:
             held = (*(torch.zeros_like(buffer) for _ in range(3)), torch.zeros(COUNTERS, device=device))
             setattr(optimizer, _HELD, held)
         self._parameters, self._moments1, self._moments2, self._updates = held
-        self._times = self._updates if self.stamps is None else self.stamps.times
         self._rate = self._updates if optimizer is None else optimizer.param_groups[0]["lr"]
-
-    def _views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Return the parts of `flat` that belong to the parameters, each in its shape."""
-        parameters = list(self._model.parameters())
-        parts = torch.split(flat, [each.numel() for each in parameters])
-        return [part.view_as(each) for part, each in zip(parts, parameters, strict=True)]
-
-    @staticmethod
-    def _open_stamps(slots: int, device: torch.device) -> KernelStamps:
-        from horovod_study.workload import triton_kernels as kernels
-
-        times = torch.zeros(2 * slots + 1 + NOTES, dtype=torch.int64, device=device)
-        return KernelStamps(times, slots=slots, note=lambda place: kernels.note[(1,)](times, place, num_warps=1))
-
-    @property
-    def updates(self) -> bool:
-        """Whether the update is made here."""
-        return self._optimizer is not None
 
     @torch.no_grad()
     def adopt(self) -> None:
         """Move the parameters and the optimiser's state to where `update` works on them; torch goes on to see them."""
         if self._optimizer is None:
             return
-        places = (self._views(each) for each in (self._parameters, self._moments1, self._moments2))
+        places = (self._model.views(each) for each in (self._parameters, self._moments1, self._moments2))
         for parameter, place, *own in zip(self._model.parameters(), *places, self._updates.unbind(), strict=True):
             state = self._optimizer.state[parameter]
             # what torch's Adam keeps of a parameter
@@ -568,28 +437,13 @@ class FusedNetwork:
         the same memory, **which holds it only after `backward`**: its sum is formed there with the others. With an
         optimizer its number of updates goes up by one here.
         """
-        for name, tensor, dtype, shape in (
-            ("curves", curves, torch.float32, (CHANNELS, POINTS)),
-            ("targets", targets, torch.float32, (TARGETS,)),
-            ("order", order, torch.int64, (self._batch,)),
+        model, self._inputs = self._model, (curves, order)
+        scaling, times = (order, state, self._factor, self._shift), (self._times, self._slots)
+        for launch, x, layer, out, winner in (
+            (self.launches.convolution1, curves, model.conv1, self._out1, self._winner1),
+            (self.launches.convolution2, self._out1, model.conv2, self._out2, self._winner2),
         ):
-            if tensor.shape[1:] != shape or tensor.dtype != dtype or not tensor.is_contiguous():
-                raise ValueError(
-                    f"{name}: {tuple(tensor.shape)} {tensor.dtype} instead of (any number, "
-                    f"{', '.join(map(str, shape))}) {dtype}, contiguous"
-                )
-        model = self._model
-        bias1, bias2 = model.conv1.bias, model.conv2.bias
-        assert bias1 is not None and bias2 is not None
-        self._inputs = (curves, order)
-        scaling = (self._factor, self._shift)
-        times = (self._times, self._slots)
-        self.launches.convolution1(
-            curves, order, state, *scaling, model.conv1.weight, bias1, self._out1, self._winner1, *times
-        )
-        self.launches.convolution2(
-            self._out1, order, state, *scaling, model.conv2.weight, bias2, self._out2, self._winner2, *times
-        )
+            launch(x, *scaling, layer.weight, layer.bias, out, winner, *times)
         self.launches.fc1(self._out2, model.fc1.weight, self._hidden)
         self.launches.head(
             self._hidden, model.fc1.bias, order, state, targets, model.fc2.weight, model.fc2.bias,

@@ -15,15 +15,16 @@ import os
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import repeat
+from functools import partial
+from itertools import cycle, islice, repeat
 from multiprocessing.connection import wait
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.utils.data import DataLoader
@@ -42,8 +43,7 @@ RING = 3
 """Buffers of prefetch: one in use by the step, one ready, one being filled."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Resident:
+class Resident(NamedTuple):
     """The training set in the memory of the device."""
 
     curves: torch.Tensor  # (S, C, L), S training curves
@@ -86,7 +86,7 @@ def open_loader(config: StrainConfig, dataset: data.Dataset, batches: data.Batch
 
 def resident(loader: Loader) -> Resident | None:
     """Return the training set where the loader keeps it on the device, None where batches come through the host."""
-    return loader.resident() if isinstance(loader, _Device) else None
+    return Resident(loader.curves, loader.targets) if isinstance(loader, _Device) else None
 
 
 def feed(loader: Loader, captured: Any, epoch: int, first: int = 0) -> Iterator[Batch | None]:
@@ -111,11 +111,8 @@ class _Memory:
         self._batches, self._device, self._pin = batches, device, pin
 
     def epoch(self, epoch: int, first: int = 0) -> Iterator[Batch]:
-        return self._read(torch.from_numpy(self._batches.epoch(epoch)[first:]))
-
-    def _read(self, rows: torch.Tensor) -> Iterator[Batch]:
-        for each in rows:
-            yield self._gather(self._curves, each), self._gather(self._targets, each)
+        rows = torch.from_numpy(self._batches.epoch(epoch)[first:])
+        return ((self._gather(self._curves, each), self._gather(self._targets, each)) for each in rows)
 
     def _gather(self, source: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         if not self._pin:
@@ -155,62 +152,38 @@ class _Prefetch:
             _Slot(torch.empty(batch, CHANNELS, POINTS, pin_memory=pin), torch.empty(batch, TARGETS, pin_memory=pin))
             for _ in range(RING)
         ]
-        self._thread: threading.Thread | None = None
-        self._stop = threading.Event()
-        self._free: SimpleQueue[_Slot | None] = SimpleQueue()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")  # fills in order, also those given up
 
     def epoch(self, epoch: int, first: int = 0) -> Iterator[Batch]:
-        self.close()
         rows = torch.from_numpy(self._batches.epoch(epoch)[first:])
-        self._free, ready = SimpleQueue(), SimpleQueue()  # type: ignore[var-annotated]
-        for slot in self._ring:
-            self._free.put(slot)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(
-            target=self._fill, args=(rows, self._free, ready, self._stop), name="prefetch", daemon=True
-        )
-        self._thread.start()
-        return self._read(len(rows), self._free, ready)
+        fills = (partial(self._fill, each, slot) for each, slot in zip(rows, cycle(self._ring), strict=False))
+        return self._read(fills, deque(self._thread.submit(fill) for fill in islice(fills, RING - 1)))
 
-    def _fill(self, rows: torch.Tensor, free: Any, ready: Any, stop: threading.Event) -> None:
-        try:
-            for each in rows:
-                slot = free.get()
-                if slot is None or stop.is_set():
-                    return
-                if slot.copied is not None:
-                    slot.copied.synchronize()
-                torch.index_select(self._curves, 0, each, out=slot.curves)
-                torch.index_select(self._targets, 0, each, out=slot.targets)
-                batch = slot.curves, slot.targets
-                if self._stream is not None:
-                    with torch.cuda.stream(self._stream):
-                        batch = tuple(part.to(self._device, non_blocking=True) for part in batch)
-                        slot.copied = self._stream.record_event()
-                ready.put((slot, batch))
-        except BaseException as error:  # raised where the step waits for the batch
-            ready.put(error)
-
-    def _read(self, count: int, free: Any, ready: Any) -> Iterator[Batch]:
-        for _ in range(count):
-            item = ready.get()
-            if isinstance(item, BaseException):
-                raise item
-            slot, batch = item
+    def _read(self, fills: Iterator[Any], ahead: deque[Future[tuple[_Slot, Batch]]]) -> Iterator[Batch]:
+        while ahead:
+            slot, batch = ahead.popleft().result()
+            ahead.extend(self._thread.submit(fill) for fill in islice(fills, 1))  # into the buffer of the last batch
             if self._stream is not None:
                 step_stream = torch.cuda.current_stream(self._device)
                 step_stream.wait_event(slot.copied)
                 for part in batch:
                     part.record_stream(step_stream)  # its memory was taken on the other stream
             yield batch
-            free.put(slot)
+
+    def _fill(self, rows: torch.Tensor, slot: _Slot) -> tuple[_Slot, Batch]:
+        if slot.copied is not None:
+            slot.copied.synchronize()
+        torch.index_select(self._curves, 0, rows, out=slot.curves)
+        torch.index_select(self._targets, 0, rows, out=slot.targets)
+        if self._stream is None:
+            return slot, (slot.curves, slot.targets)
+        with torch.cuda.stream(self._stream):
+            curves, targets = (part.to(self._device, non_blocking=True) for part in (slot.curves, slot.targets))
+            slot.copied = self._stream.record_event()
+        return slot, (curves, targets)
 
     def close(self) -> None:
-        if self._thread is not None:
-            self._stop.set()
-            self._free.put(None)
-            self._thread.join()
-            self._thread = None
+        self._thread.shutdown(cancel_futures=True)
 
 
 class _Device:
@@ -222,35 +195,30 @@ class _Device:
         self._drawn: Future[torch.Tensor] | None = None
         self._drawn_epoch = -1
         needed = dataset.train_size * 4 * (CHANNELS * POINTS + TARGETS)
-        where = "RAM" if device.type == "cpu" else f"the memory of {device}"
-        self.note = (
-            f"a private copy of the training set in RAM, {needed / 1e9:.2f} GB for each worker"
-            if device.type == "cpu"
-            else f"{needed / 1e9:.2f} GB of the training set in {where}"
-        )
-        text = f"{dataset.path}: {dataset.train_size:,} training curves need {needed / 1e9:.2f} GB for each worker with"
+        size, where = f"{needed / 1e9:.2f} GB", "RAM" if device.type == "cpu" else f"the memory of {device}"
+        self.note = f"{size} of the training set in {where}"
+        if device.type == "cpu":
+            self.note = f"a private copy of the training set in RAM, {size} for each worker"
+        text = f"{dataset.path}: {dataset.train_size:,} training curves need {size} for each worker with"
 
         def need(room_bytes: float) -> None:
             free = _free_bytes(device)
             if room_bytes > free:
-                self._curves = self._targets = torch.empty(0)
+                self.curves = self.targets = torch.empty(0)
                 found = f"{text} loader device, {free / 1e9:.2f} GB of {where} are free"
                 raise DataError(f"{found}; use loader memory, or a smaller --dataset")
 
         need(needed / 0.9)  # a tenth of the free memory is left to the step
-        self._curves = torch.empty(dataset.train_size, CHANNELS, POINTS, device=device)
-        self._targets = torch.empty(dataset.train_size, TARGETS, device=device)
+        self.curves = torch.empty(dataset.train_size, CHANNELS, POINTS, device=device)
+        self.targets = torch.empty(dataset.train_size, TARGETS, device=device)
         # Block by block with a look at the memory before each: several workers of a host may be doing the same.
         for low in range(0, dataset.train_size, data.BLOCK_ROWS):
             part = slice(low, min(low + data.BLOCK_ROWS, dataset.train_size))
             if device.type == "cpu":
                 need(2 * data.BLOCK_ROWS * 4 * CHANNELS * POINTS)
             rows = data.train_rows(torch.arange(part.start, part.stop).numpy())
-            self._curves[part] = torch.from_numpy(dataset.curves[rows])
-            self._targets[part] = torch.from_numpy(dataset.targets[rows])
-
-    def resident(self) -> Resident:
-        return Resident(curves=self._curves, targets=self._targets)
+            self.curves[part] = torch.from_numpy(dataset.curves[rows])
+            self.targets[part] = torch.from_numpy(dataset.targets[rows])
 
     def places(self, epoch: int, first: int = 0) -> torch.Tensor:
         """Return the places of this worker's batches among the resident curves, (steps, B) int64, on the device.
@@ -269,15 +237,12 @@ class _Device:
         return places.pin_memory() if self._device.type == "cuda" else places
 
     def epoch(self, epoch: int, first: int = 0) -> Iterator[Batch]:
-        return self._read(self.places(epoch, first))
-
-    def _read(self, places: torch.Tensor) -> Iterator[Batch]:
-        for each in places:
-            yield self._curves.index_select(0, each), self._targets.index_select(0, each)
+        places = self.places(epoch, first)
+        return ((self.curves.index_select(0, each), self.targets.index_select(0, each)) for each in places)
 
     def close(self) -> None:
         self._drawing.shutdown(cancel_futures=True)
-        self._curves = self._targets = torch.empty(0)
+        self.curves = self.targets = torch.empty(0)
 
 
 def _free_bytes(device: torch.device) -> int:
@@ -307,17 +272,6 @@ class _OneByOne(TorchDataset[Batch]):
         _OneByOne.__init__(self, data.open_dataset(Path(path)))
 
 
-class _Order:
-    """A batch sampler that walks through rows chosen before each epoch; it lives in the trainer."""
-
-    def __init__(self) -> None:
-        self.rows = torch.empty(0, 0, dtype=torch.int64)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for each in self.rows:
-            yield each.tolist()
-
-
 class _Items:
     """torch's DataLoader as it is usually used: item by item, default_collate, whole batches back to the trainer.
 
@@ -335,7 +289,8 @@ class _Items:
     def __init__(
         self, config: StrainConfig, dataset: data.Dataset, batches: data.Batches, device: torch.device
     ) -> None:
-        self._batches, self._device, self._order = batches, device, _Order()
+        self._batches, self._device = batches, device
+        self._order: list[list[int]] = []  # the batches of the epoch that is read
         several: dict[str, Any] = {}
         if config.loader_processes:
             context = multiprocessing.get_context("forkserver")
@@ -361,7 +316,7 @@ class _Items:
     def epoch(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         assert self._loader is not None, "closed"
         self._end()
-        self._order.rows = torch.from_numpy(self._batches.epoch(epoch)[first:])
+        self._order[:] = self._batches.epoch(epoch)[first:].tolist()
         with _telling():
             self._parts = iter(self._loader)
         self._running = self._read(self._parts)

@@ -56,6 +56,12 @@ class StressCNN(nn.Module):
         self.register_buffer("_factor", (1 / scale)[:, None], persistent=False)
         self.register_buffer("_shift", (-offset / scale)[:, None], persistent=False)
 
+    def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Return the parts of `flat`, a number for each parameter, that belong to the tensors, in their shapes."""
+        parameters = list(self.parameters())
+        parts = torch.split(flat, [each.numel() for each in parameters])
+        return [part.view_as(each) for part, each in zip(parts, parameters, strict=True)]
+
     def forward(self, curves: torch.Tensor) -> torch.Tensor:
         """Return normalised targets (B, P) for curves (B, C, L)."""
         if self._scaled:

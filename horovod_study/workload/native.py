@@ -115,11 +115,7 @@ class NativeStep:
             )
         self._optimizer, self._backend, self._batch = optimizer, backend, batch
         sizes = [each.numel() for each in self._parameters]
-        if backend.flat is None:
-            parts = torch.split(torch.zeros(sum(sizes)), sizes)
-            self._gradients = [part.view_as(each) for each, part in zip(self._parameters, parts, strict=True)]
-        else:
-            self._gradients = backend.flat.views
+        self._gradients = backend.flat.views if backend.flat else model.views(torch.zeros(sum(sizes)))
         self._counts = (ctypes.c_long * len(sizes))(*sizes)
         self._weights, self._slopes = _addresses(self._parameters), _addresses(self._gradients)
         scaling = [model.get_buffer(name).contiguous() for name in ("_factor", "_shift")]

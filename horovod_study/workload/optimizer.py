@@ -15,8 +15,7 @@ from horovod_study.comm import Backend
 from horovod_study.errors import ConfigError
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.native import NativeStep, open_native
-from horovod_study.workload.options import ADAM_EPSILON, StrainConfig
-from horovod_study.workload.schedule import scaled_lr
+from horovod_study.workload.options import ADAM_EPSILON, StrainConfig, scaled_lr
 
 REPLAY_ON_HOST = "HOROVOD_STUDY_REPLAY_ON_HOST"
 
@@ -44,7 +43,14 @@ def make_optimizer(
     kind, extra = kinds[config.optimizer]
     rate: _DeviceRate | None = None
     if config.cuda_graphs:
-        _require_capturable(config)
+        host = "looks on the host whether gradients overflowed" if config.precision == "fp16" else ""
+        what = "precision fp16"
+        if config.optimizer == "sgd":
+            what, host = "optimizer sgd", "reads its rate on the host"
+        if host and not config.fused_optimizer:
+            needs = f"cuda_graphs with {what} needs the fused update: PyTorch's other one {host}"
+            again = "leave fused_optimizer on, or leave cuda_graphs out"
+            raise ConfigError(f"run: {needs}, which no CUDA graph can hold; {again}")
         rate = _DeviceRate(scaled_lr(config, workers), parameters[0].device)
         if config.optimizer != "sgd":  # torch has no such flag for SGD, and on a CPU none is needed
             extra["capturable"] = parameters[0].is_cuda
@@ -104,19 +110,6 @@ class _DeviceRate:
         if value != self.value:
             self.tensor.fill_(value)
             self.value = value
-
-
-def _require_capturable(config: StrainConfig) -> None:
-    """Raise ConfigError for an update in which torch reads something on the host."""
-    reads = {
-        "optimizer sgd": "reads its rate on the host",
-        "precision fp16": "looks on the host whether gradients overflowed",
-    }
-    for what in (f"optimizer {config.optimizer}", f"precision {config.precision}"):
-        if what in reads and not config.fused_optimizer:
-            needs = f"cuda_graphs with {what} needs the fused update: PyTorch's other one {reads[what]}"
-            again = "leave fused_optimizer on, or leave cuda_graphs out"
-            raise ConfigError(f"run: {needs}, which no CUDA graph can hold; {again}")
 
 
 def _keep_on_device(optimizer: torch.optim.Optimizer, rate: _DeviceRate) -> None:

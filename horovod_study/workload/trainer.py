@@ -5,7 +5,7 @@ Letters: B curves per worker and step, C = 3 channels, L = 201 points, P = 2 tar
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +14,40 @@ import torch
 from torch import nn
 
 from horovod_study import records
-from horovod_study.comm import Backend, Launch, fail_together, open_backend, require_parity, traffic
+from horovod_study.comm import Backend, Launch, fail_together, gpus, open_backend, require_parity, traffic
 from horovod_study.comm.liveness import PATIENCE, Liveness, Stopped, StopRequest, signal_name
 from horovod_study.config.doors import conform
-from horovod_study.config.run import asked_for, requirements, unmet
-from horovod_study.errors import BackendError, StudyError
+from horovod_study.config.run import asked_for, misplaced, requirements, unmet
+from horovod_study.errors import BackendError, DataError, StudyError
 from horovod_study.measure import environment
 from horovod_study.measure.clock import LapClock, now, utc_stamp
+from horovod_study.measure.environment import affinity
 from horovod_study.measure.recorder import DRAIN_STEPS, Recorder
 from horovod_study.recording.rank import facts
 from horovod_study.recording.session import Session, settle
 from horovod_study.text.progress import say
+from horovod_study.text.words import plural
 from horovod_study.workload import checkpoint
-from horovod_study.workload.allocator import keep_freed_memory
-from horovod_study.workload.evaluation import evaluate
+from horovod_study.workload import dataset as data
+from horovod_study.workload.evaluation import Progress, evaluate, printed
 from horovod_study.workload.graphs import CapturedStep
-from horovod_study.workload.job import TrainingJob, describe, greeting, name_broken
 from horovod_study.workload.loaders import feed, open_loader, resident
-from horovod_study.workload.optimizer import Arithmetic, learning_rate, set_learning_rate
-from horovod_study.workload.options import StrainConfig
-from horovod_study.workload.probes import ablation, profiling, synchronisation
+from horovod_study.workload.material import CHANNELS, POINTS
+from horovod_study.workload.model import StressCNN
+from horovod_study.workload.optimizer import Arithmetic, accelerate, learning_rate, make_optimizer, set_learning_rate
+from horovod_study.workload.options import (
+    Budget,
+    StrainConfig,
+    last_step,
+    lr_factor,
+    next_evaluation,
+    parse_widths,
+    scaled_lr,
+)
+from horovod_study.workload.probes import profiling, synchronisation
 from horovod_study.workload.probes.scratch import Scratch
 from horovod_study.workload.resume import Resumption, notes, require_same_run
-from horovod_study.workload.schedule import Budget, lr_factor, next_evaluation, scaled_lr
-from horovod_study.workload.summary import Progress, printed
+from horovod_study.workload.room import keep_freed_memory
 
 _STOP_S = 1e300
 """The time of a rank that was asked to stop: no run takes so long."""
@@ -97,38 +107,215 @@ def run(
     return printed(session.directory, session.record.effective, totals)
 
 
+class TrainingJob:
+    """What is trained, on this rank: the data set, the network and what updates it, the same on every rank."""
+
+    def __init__(self, config: StrainConfig, backend: Backend, session: Session, liveness: Liveness) -> None:
+        """Make it. Collective. Raises StudyError, on all ranks, for what cannot be trained as it was asked for."""
+        self.config, self.backend = config, backend
+        if wrong := misplaced(config, session.hosts):  # all ranks know all hosts, so all of them end here
+            raise BackendError(wrong)
+        torch.set_num_threads(config.threads)
+        self.device = device = gpus.take(config.device, backend)
+        self.arithmetic = Arithmetic(config, device)
+        with fail_together(backend):
+            liveness.patience = math.inf
+            if session.local_rank == 0:  # the first rank of each host
+                threads, size = len(affinity()), data.parse_size(config.dataset)
+                path = data.path_of(config.dataset, seed=config.data_seed)
+                if size is not None and not path.exists():
+                    say(f"generating {size:,} curves (seed {config.data_seed}) into {path}, once")
+                    began = now()
+                    data.ensure(config.dataset, seed=config.data_seed, threads=threads)
+                    say(f"generated in {now() - began:.1f} s")
+        with fail_together(backend):
+            liveness.patience = PATIENCE
+            folder = backend.gather(str(data.path_of(config.dataset, seed=config.data_seed)))[0]
+            self.dataset = data.open_dataset(Path(folder))
+            share = {"rank": backend.rank, "workers": backend.workers}
+            self.batches = data.Batches(self.dataset.train_size, batch=config.batch, seed=config.seed, **share)
+            self.per_epoch = self.batches.steps_per_epoch
+            self.last_step = last_step(config, self.per_epoch)  # complains before anything is written
+        require_parity(backend, {"data set": self.dataset.digest(), "steps per epoch": self.per_epoch})
+        torch.manual_seed(config.seed)
+        self.bare_model = StressCNN(  # the network itself; `model` is what is called in training
+            widths=parse_widths(config.widths), input_scaling=config.input_scaling, memory_format=config.memory_format
+        ).to(device)
+        optimizer, self.optimizer_text = make_optimizer(config, self.bare_model.parameters(), workers=backend.workers)
+        self.initial_sha256 = facts.digest([self.bare_model])
+        require_parity(backend, {"initial parameters": self.initial_sha256})
+        with fail_together(backend):
+            profiling.require_possible(config, backend, device)
+            called = accelerate(self.bare_model, config, device)
+        self.model, self.optimizer = backend.bind(called, optimizer)
+        self.arithmetic.bind(self.bare_model, self.optimizer, backend)
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """Return by name what makes a step."""
+        names = ("backend", "model", "bare_model", "optimizer", "arithmetic", "device")
+        return {name: getattr(self, name) for name in names}
+
+    def settings(self) -> dict[str, Any]:
+        """Return what is recorded of the training itself."""
+        config, dataset = self.config, self.dataset
+        captured = "captured" if self.device.type == "cuda" else "replayed on the host"
+        timed: dict[str, Any] = {}
+        if config.cuda_graphs and config.timer_mode != "off":  # how steps in CUDA graphs are really timed
+            note = "compute is what one CUDA graph holds, into which nobody looks; strict tells forward from backward"
+            if config.timer_mode == "strict":
+                note = "forward and backward are CUDA graphs of their own, which they are in no other mode"
+            timed = {"timer_mode": {"value": config.timer_mode, "note": note}}
+        as_asked = ("batch", "schedule", "precision", "widths", "input_scaling", "memory_format", "loader")
+        return {
+            **{name: getattr(config, name) for name in as_asked},
+            "kernels": self.arithmetic.kernels,
+            **timed,
+            "global_batch": config.batch * self.backend.workers,
+            "optimizer": self.optimizer_text,
+            "graphs": captured if config.cuda_graphs else "no",
+            "parameters": facts.count([self.bare_model]),
+            "initial_parameter_sha256": self.initial_sha256,
+            "dataset": str(dataset.path),
+            "dataset_digest": dataset.digest(),
+            "floor_mse": dataset.floor["mse"] if dataset.floor else None,
+            "train_samples": dataset.train_size,
+            "test_samples": dataset.test_size,
+            "steps_per_epoch": self.per_epoch,
+        }
+
+
+def describe(job: TrainingJob, session: Session, nccl: traffic.Capture) -> dict[str, Any]:
+    """Return what really runs, and where gradients pass, for the record. Collective."""
+    config, backend, optimizer = job.config, job.backend, job.optimizer
+    taken = traffic.watch(
+        backend,
+        _averaging(job),
+        hosts=session.hosts,
+        payload_bytes=sum(each.numel() * each.element_size() for each in job.bare_model.parameters()),
+        servers=config.ps_servers if backend.name == "ps" else None,
+    )
+    if backend.transport == "nccl" and backend.workers > 1:
+        taken = traffic.told_by_nccl(taken, backend.gather(nccl.read()), session.hosts)
+    nccl.close()
+    if config.compile:  # compilers are started as programs of their own, and are no other load
+        session.watch_load()
+    session.describe_ranks(
+        job.device, lr=learning_rate(optimizer), settings=backend.settings, path=taken["ranks"][backend.rank]
+    )
+    require_parity(backend, {"learning rate": learning_rate(optimizer)})
+    return {
+        **session.effective,
+        **job.settings(),
+        **{name: getattr(backend, name) for name in ("transport", "reduction", "settings")},
+        "backend": backend.name,
+        "path": taken["path"],
+        "path_reason": taken["reason"],
+        "path_evidence": taken["evidence"],
+    }
+
+
+def name_broken(job: TrainingJob, rows: Recorder) -> None:
+    """Say on which rank and in which step a loss or gradient was not finite first; steps count from 0, as in the rows.
+
+    Collective. Returns when the training diverged, on all ranks at once or nearly so: such a run goes on, and its
+    error is recorded as no number. Raises StudyError, on all ranks, when a curve is not finite, or when one rank was
+    broken while the others were fine.
+    """
+    backend, dataset, batches = job.backend, job.dataset, job.batches
+    first = min(step for step in backend.gather(rows.broken_step) if step is not None)
+    mine = batches.epoch(first // batches.steps_per_epoch)[first % batches.steps_per_epoch]  # (B,)
+    bad = mine[~(np.isfinite(dataset.curves[mine]).all(axis=(1, 2)) & np.isfinite(dataset.targets[mine]).all(axis=1))]
+    ranks = backend.gather(
+        (os.uname().nodename, *rows.state_at(first), rows.broken_step == first, [int(row) for row in bad[:1]])
+    )
+    broken = [rank for rank, (_, _, _, _, is_first, _) in enumerate(ranks) if is_first]
+    others = [state for rank, state in enumerate(ranks) if rank not in broken]
+    faulty = [rank for rank in broken if ranks[rank][5]]
+    rank = (faulty or broken)[0]
+    host, loss, _, lowest, _, curve = ranks[rank]
+    what = f"its loss was {loss:g}" if not math.isfinite(loss) else f"its gradients were not finite (its loss {loss:g})"
+    where = f"rank {rank} on {host}: {what} at step {first:,}"
+    # A loss that has grown so many times was diverging, whichever rank had the first one that is not a number.
+    exploded = any(loss > 1000.0 * (1.0 if math.isnan(lowest) else lowest) for _, loss, _, lowest, _, _ in others)
+    if faulty or (others and not exploded):
+        sound = f"while {'the other rank was' if len(others) == 1 else 'the others were'} sound"
+        curves = f"because curve {(curve or [0])[0]:,} of {dataset.path} is not finite"
+        again = "make or import that data set again" if faulty else "look at its batch and its device, or lower --lr"
+        why = curves if faulty else f"{sound} (loss {others[0][1]:g})"
+        raise (DataError if faulty else StudyError)(f"{where}, {why}; {again}")
+    if backend.rank == 0:
+        who = f"rank{'s' * (len(broken) > 1)} {', '.join(map(str, broken))} first" if others else "on all ranks at once"
+        say(
+            f"warning: from step {first:,} on the loss is not a number"
+            + (f" ({who})" if backend.workers > 1 else "")
+            + (f", after {lowest:g} at best" if math.isfinite(lowest) else "")
+            + ": the training diverged; lower --lr, or raise --lr-warmup-steps"
+        )
+
+
+def _averaging(job: TrainingJob) -> Callable[[], None]:
+    """Return what averages gradients once over the way of training, hooks included, and leaves no trace of it."""
+    size = job.config.batch if job.config.compile else 1  # what was compiled takes batches of one size only
+    kind = next(job.model.parameters()).dtype
+    curves = torch.zeros(size, CHANNELS, POINTS, device=job.device, dtype=kind)
+
+    def average() -> None:
+        job.backend.zero_grad(job.optimizer)
+        with job.arithmetic.autocast():
+            loss = job.model(curves).sum()
+        loss.backward()
+        job.backend.synchronize(job.optimizer)
+        job.backend.zero_grad(job.optimizer)
+        settle(job.device)
+
+    return average
+
+
 def _create(
     job: TrainingJob, session: Session, effective: dict[str, Any], resumption: Resumption | None
 ) -> checkpoint.Checkpoint | None:
     """Write the record before the first step, and say what runs; return where a run goes on. Collective."""
-    resumed, earlier = None, None if resumption is None else resumption.record
+    resumed, earlier, content = None, None if resumption is None else resumption.record, b""
+    config, backend, directory = job.config, job.backend, session.directory
     if earlier is not None:
-        resumed = _read_checkpoint(session.directory, job.backend)
-        with fail_together(job.backend):
+        with fail_together(backend):
+            if session.is_root:  # the hosts of the others may not see the file
+                content = checkpoint.read_newest(directory)
+        resumed = checkpoint.decode(backend.gather(content)[0], str(directory))
+        source = f"{directory}: progress of its checkpoint"
+        conform(resumed.progress, checkpoint.LoopState, source, again="start the run again")
+        with fail_together(backend):
             if session.is_root:
-                require_same_run(session.directory, earlier, effective)
-                checkpoint.set_aside_newer(session.directory, resumed.step)
-                records.truncate_epochs(session.directory, resumed.progress["evaluated"])
-    session.create(
-        vars(job.config),
-        effective,
-        batch=job.config.batch,
-        earlier=earlier,
-        from_step=None if resumed is None else resumed.step,
-    )
+                require_same_run(directory, earlier, effective)
+                checkpoint.set_aside_newer(directory, resumed.step)
+                records.truncate_epochs(directory, resumed.progress["evaluated"])
+    from_step = None if resumed is None else resumed.step
+    session.create(vars(config), effective, batch=config.batch, earlier=earlier, from_step=from_step)
     if session.is_root:
-        say(greeting(job, effective))
+        path, workers = effective["path"], backend.workers
+        several = f" over {backend.transport}, {backend.reduction} reduction" if workers > 1 else ""
+        through = f", through {' and '.join(path)}" if path else ""
+        say(
+            f"{plural(workers, 'worker')} ({backend.name}{several}{through}), batch {config.batch} each, "
+            f"{job.dataset.train_size:,} training curves, {effective['parameters']:,} parameters"
+        )
         if resumption is not None and resumed is not None:
-            say(f"resumed after step {resumed.step:,} with {session.directory / checkpoint.name_of(resumed.step)}")
+            say(f"resumed after step {resumed.step:,} with {directory / checkpoint.name_of(resumed.step)}")
             for note in notes(resumption, session.record.environment, effective):
                 say(note)
         for doubt in session.doubts:
             say(f"warning: {doubt}")
-    _require(job.config, effective, job.backend.gather(session.record.environment)[0])
+    if config.require is not None:
+        faults = unmet(
+            requirements(config.require, config.workload.options),
+            asked=asked_for(config, lr=scaled_lr(config, effective["workers"])),
+            effective=effective,
+            environment=backend.gather(session.record.environment)[0],
+        )
+        if faults:
+            raise BackendError(f"{'; '.join(faults)}; start the run as required, or change --require")
     return resumed
-
-
-# ------------------------------------------------------------------------------------------ the step and the loop
 
 
 def train_step(
@@ -180,7 +367,9 @@ class Training:
         self.base_lr = learning_rate(job.optimizer)
         self.budget = Budget(config, self.last_step)
         self.progress = Progress(enabled=session.is_root)
-        self.keeper = checkpoint.Keeper(job, session.directory)
+        self.kept = -1  # the step of the newest checkpoint of this process
+        # all checkpoints so far; of the one a run was resumed from it is not known
+        self.cost = {"checkpoints": 0, "checkpoint_s": 0.0, "checkpoint_bytes": 0}
         with fail_together(backend):
             self.loader = open_loader(config, job.dataset, job.batches, job.device)
         if session.is_root and self.loader.note:
@@ -215,7 +404,8 @@ class Training:
                 break
             timed = self.step >= config.warmup_steps
             evaluate_at = next_evaluation(config, self.step, per_epoch)
-            keep_at, epoch_end = self.keeper.next_after(self.step), (self.epoch + 1) * per_epoch
+            every, epoch_end = config.checkpoint_every, (self.epoch + 1) * per_epoch
+            keep_at = math.inf if every is None else (self.step // every + 1) * every
             end = min(epoch_end, evaluate_at, keep_at, math.inf if timed else config.warmup_steps)
             end = min(end, self.last_step if self.session.turns is None else self.session.granted)
             self._make_steps(end, timed=timed)
@@ -227,7 +417,7 @@ class Training:
                 self._write_checkpoint()
         if self.ended and self.evaluation.get("steps") != self.step:
             self._evaluate()
-        if config.checkpoint_at_end and self.keeper.step != self.step:
+        if config.checkpoint_at_end and self.kept != self.step:
             self._write_checkpoint()
 
     def _is_at_end(self) -> bool:
@@ -268,7 +458,10 @@ class Training:
             self.stream = (
                 self.loader.epoch(epoch, place) if captured is None else feed(self.loader, captured, epoch, place)
             )
-        check_every = _steps_between_checks(backend, rows, config)
+        # about a quarter of a second between two looks at the other ranks, as many steps on all of them
+        step_s = backend.maximum(0.0 if math.isnan(rows.recent_step_s) else rows.recent_step_s)
+        look_s = min(0.25, config.seconds / 8 if config.seconds else math.inf)
+        check_every = max(1, min(DRAIN_STEPS, round(look_s / step_s))) if step_s else 10
         settle(job.device)
         backend.barrier()
         session.open_stretch(timed=timed)
@@ -351,10 +544,11 @@ class Training:
         self.progress.epoch(row)
 
     def _write_checkpoint(self) -> None:
-        job, session, keeper = self.job, self.session, self.keeper
+        """Write the state after this step, all ranks together; who cannot ends the run, or goes on without it."""
+        job, session, config, began, size = self.job, self.session, self.job.config, now(), 0
         assert session.writer is not None
         scaler = job.arithmetic.scaler
-        state = {
+        progress = {
             **session.progress(),
             "wall_s": now() - session.zero,
             "evaluation": self.evaluation,
@@ -362,15 +556,34 @@ class Training:
             "target_reached": self.target_reached,
             "budget": self.budget.state(),
             "scaler": scaler.state_dict() if scaler else {},
+            **self.cost,
         }
+        self.kept = self.step
         try:
-            keeper.write(self.step, self.epoch, state, session.writer)
+            with fail_together(job.backend):
+                session.writer.sync()  # no checkpoint before the rows that lead to it are on the disk, on all ranks
+            with fail_together(job.backend):
+                if session.is_root:
+                    state = checkpoint.Checkpoint(
+                        step=self.step,
+                        epoch=self.epoch,
+                        model=job.bare_model.state_dict(),
+                        optimizer=job.optimizer.state_dict(),
+                        progress=progress,
+                        config=vars(config),
+                        target_bounds=job.dataset.target_bounds.tolist(),
+                        input_scaling=config.input_scaling,
+                        widths=config.widths,
+                    )
+                    size = checkpoint.save(session.directory, state)
         except StudyError as error:  # the same on all ranks
-            if job.config.disk_full == "end" or self.stopped:  # who is stopped needs it to go on
+            if config.disk_full == "end" or self.stopped:  # who is stopped needs it to go on
                 raise
             if session.is_root:
                 say(f"warning: {error}; training goes on without it")
-            keeper.step = self.step
+        else:
+            new = {"checkpoints": 1, "checkpoint_s": now() - began, "checkpoint_bytes": size}
+            self.cost = {name: self.cost[name] + new[name] for name in self.cost}
 
     def _take_up(self, resumed: checkpoint.Checkpoint) -> None:
         """Put what a checkpoint holds into its place."""
@@ -381,7 +594,7 @@ class Training:
             if job.arithmetic.scaler:
                 job.arithmetic.scaler.load_state_dict(state["scaler"])
             self.budget.take_up(state["budget"])
-            self.keeper.cost = {name: state[name] for name in self.keeper.cost}
+            self.cost = {name: state[name] for name in self.cost}
         self.step, self.epoch = resumed.step, resumed.epoch
         self.evaluation, self.target_reached = state["evaluation"], state["target_reached"]
         session.take_up(state)
@@ -415,7 +628,7 @@ class Training:
         if self.stopped:
             number = int(backend.maximum(self.stop.number))
             why = f"by {signal_name(number)}" if number else "because the runner that gave its turns has ended"
-            raise Stopped(f"stopped {why} after step {self.step:,}", totals=self.keeper.cost)
+            raise Stopped(f"stopped {why} after step {self.step:,}", totals=self.cost)
 
         hashes = backend.gather(facts.digest([job.bare_model]))
         if len(set(hashes)) > 1:
@@ -433,7 +646,7 @@ class Training:
                 for name in ("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "train_s", "wall_s")
             },
             "target_reached": self.target_reached if job.config.target_mse else None,
-            **self.keeper.cost,
+            **self.cost,
             "parameter_sha256": hashes[0],
         }
 
@@ -454,10 +667,10 @@ class Training:
         if config.measure_ablation and job.backend.workers == 1:
             say("note: measure_ablation is left out: one worker has nobody to communicate with")
         elif config.measure_ablation:
-            found = ablation.measure(scratch, seed=config.seed, made=self.step)
+            found = synchronisation.ablate(scratch, seed=config.seed, made=self.step)
             keep("ablation", found)
             if is_root:
-                say(ablation.summary(found))
+                say(synchronisation.ablation_line(found))
         told: list[str] = []
         if config.profile:
             told += profiling.profile(scratch, kind=config.profile, steps=config.profile_steps, **where)
@@ -465,40 +678,3 @@ class Training:
             told += profiling.horovod_timeline(scratch, steps=config.timeline_steps, **where)
         if is_root and told:
             say("\n".join(told))
-
-
-# ------------------------------------------------------------------------------------------ parts of the above
-
-
-def _require(config: StrainConfig, effective: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    """Raise BackendError, on all ranks, if the run is not what `--require` asks for."""
-    if config.require is None:
-        return
-    faults = unmet(
-        requirements(config.require, config.workload.options),
-        asked=asked_for(config, lr=scaled_lr(config, effective["workers"])),
-        effective=effective,
-        environment=found,
-    )
-    if faults:
-        raise BackendError(f"{'; '.join(faults)}; start the run as required, or change --require")
-
-
-def _read_checkpoint(directory: Path, backend: Backend) -> checkpoint.Checkpoint:
-    """Return the newest intact checkpoint, read by rank 0 alone: the hosts of the others may not see the file."""
-    content = b""
-    with fail_together(backend):
-        if backend.rank == 0:
-            content = checkpoint.read_newest(directory)
-    found = checkpoint.decode(backend.gather(content)[0], str(directory))
-    conform(
-        found.progress, checkpoint.LoopState, f"{directory}: progress of its checkpoint", again="start the run again"
-    )
-    return found
-
-
-def _steps_between_checks(backend: Backend, rows: Recorder, config: StrainConfig) -> int:
-    """Return how many steps make about a quarter of a second, the same number on all ranks."""
-    step_s = backend.maximum(0.0 if math.isnan(rows.recent_step_s) else rows.recent_step_s)
-    limit = config.seconds / 8 if config.seconds else math.inf
-    return max(1, min(DRAIN_STEPS, round(min(0.25, limit) / step_s))) if step_s else 10

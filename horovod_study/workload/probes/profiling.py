@@ -16,7 +16,6 @@ import cProfile
 import ctypes
 import json
 import linecache
-import math
 import os
 import shlex
 import shutil
@@ -25,11 +24,14 @@ import statistics
 import subprocess
 import sys
 import sysconfig
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
+from traceback import walk_stack
 from types import FrameType
 from typing import IO, Any, NamedTuple
 
@@ -41,10 +43,10 @@ from horovod_study import records
 from horovod_study.comm.base import Backend, fail_together
 from horovod_study.comm.horovod import HorovodBackend
 from horovod_study.config.run import LAPS, RunConfig
-from horovod_study.errors import BackendError, RecordError, StudyError
+from horovod_study.errors import BackendError, RecordError, StudyError, refuse
 from horovod_study.files import csv_rows, result_folder, write_file, writing
 from horovod_study.measure import ranges
-from horovod_study.measure.clock import now, open_clock, sleep
+from horovod_study.measure.clock import open_clock
 from horovod_study.text.numbers import amount
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.workload.probes.scratch import Scratch
@@ -53,6 +55,7 @@ SETTLING_STEPS = 5
 """Scratch steps before a profiler begins: what was measured before them has left the caches and the buffers."""
 
 _SPY_START_S = 20.0
+_FREE = "free space and run again"
 
 Place = Callable[[str], Path]
 """The ending of a file's name -> its path."""
@@ -60,36 +63,37 @@ Place = Callable[[str], Path]
 
 def require_possible(config: RunConfig, backend: Backend, device: torch.device) -> None:
     """Raise BackendError before training for a profiler, ranges or a timeline that cannot work here."""
-    if problem := next(_hindrances(config, backend, device), ""):
-        raise BackendError(problem)
-
-
-def _hindrances(config: RunConfig, backend: Backend, device: torch.device) -> Iterator[str]:
-    """Yield why what was asked for cannot work here, with what to do instead."""
-    if reason := ranges.why_not(config.ranges):
-        yield f"ranges {config.ranges} cannot be made: {reason}; leave ranges out, or use the other kind"
-    if config.timeline_steps and backend.name != "horovod":
-        yield (
-            f"run: timeline_steps is {config.timeline_steps}, and the timeline is Horovod's own: backend "
-            f"{backend.name} has none; leave timeline_steps out, or use --backend horovod"
-        )
-    if config.timeline_steps and backend.workers == 1:
-        yield (
-            f"run: timeline_steps is {config.timeline_steps}, but one worker alone reduces nothing, and its timeline "
-            "is empty; start two workers or more, or leave timeline_steps out"
-        )
-    if config.profile == "nsys" and device.type != "cuda":
-        yield "profile nsys needs a GPU, and this run computes on the CPU; use --profile torch, pyspy or cprofile"
+    unclear, nsys = ranges.why_not(config.ranges), config.profile == "nsys"
+    timeline = f"run: timeline_steps is {config.timeline_steps}"
     # variables that nsys gives to what it starts
-    given = {"NSYS_PROFILING_SESSION_ID", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH"}
-    if config.profile == "nsys" and not given & os.environ.keys():
-        yield (
+    given = {"NSYS_PROFILING_SESSION_ID", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH"} & os.environ.keys()
+    spy = _spy_hindrance() if config.profile == "pyspy" else ""
+    refuse(
+        "",
+        (unclear, f"ranges {config.ranges} cannot be made: {unclear}; leave ranges out, or use the other kind"),
+        (
+            config.timeline_steps and backend.name != "horovod",
+            f"{timeline}, and the timeline is Horovod's own: backend {backend.name} has none; leave timeline_steps "
+            "out, or use --backend horovod",
+        ),
+        (
+            config.timeline_steps and backend.workers == 1,
+            f"{timeline}, but one worker alone reduces nothing, and its timeline is empty; start two workers or more, "
+            "or leave timeline_steps out",
+        ),
+        (
+            nsys and device.type != "cuda",
+            "profile nsys needs a GPU, and this run computes on the CPU; use --profile torch, pyspy or cprofile",
+        ),
+        (
+            nsys and not given,
             "profile nsys was asked for, but nsys did not start this process; start it as: nsys profile "
             "--capture-range=cudaProfilerApi --capture-range-end=stop --trace=cuda,nvtx,osrt -o NAME "
-            "<the command that starts the run>"
-        )
-    if config.profile == "pyspy":
-        yield from _spy_hindrances()
+            "<the command that starts the run>",
+        ),
+        (spy, f"profile pyspy{spy}"),
+        error=BackendError,
+    )
 
 
 def profile_path(directory: Path, kind: str, rank: int, ending: str) -> Path:
@@ -102,12 +106,8 @@ def profile_path(directory: Path, kind: str, rank: int, ending: str) -> Path:
 
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
     """Write a table of a profile as CSV, with a head also where it has no rows; columns are those of the first row."""
-    _write(path, csv_rows(columns or (list(rows[0]) if rows else []), rows))
-
-
-def _write(path: Path, text: str) -> None:
-    with writing(path, "free space and run again"):
-        write_file(path, text)
+    with writing(path, _FREE):
+        write_file(path, csv_rows(columns or (list(rows[0]) if rows else []), rows))
 
 
 def profile(scratch: Scratch, *, kind: str, steps: int, directory: Path, timed_step_s: float) -> list[str]:
@@ -116,13 +116,9 @@ def profile(scratch: Scratch, *, kind: str, steps: int, directory: Path, timed_s
     Files are those of `profile_path`. `timed_step_s` is the median timed step of this rank, which the
     profiled ones are compared with. Collective.
     """
-
-    def place(ending: str) -> Path:
-        return profile_path(directory, kind, scratch.backend.rank, ending)
-
     step_s: list[float] = []
     notes: list[str] = []
-    problem = ""
+    problem, place = "", partial(profile_path, directory, kind, scratch.backend.rank)
     with scratch.kept():
         scratch.timed(SETTLING_STEPS, open_clock("light", scratch.device))
         for marked, manager in _windows(kind, scratch.device, steps, place, notes):
@@ -163,7 +159,8 @@ def _windows(
     elif kind == "cprofile":
         yield None, _cprofile(steps, place)
     elif kind == "nsys":
-        yield (torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop), _nsys(notes)
+        yield (torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop), torch.cuda.profiler.profile()
+        notes.append("nsys writes its report when it ends; open it with nsys-ui, or read it with nsys stats")
     elif kind == "sync-points":
         finder = Finder()
         yield (finder.not_in_data if device.type == "cpu" else None), _sync_points(finder, device, steps, place, notes)
@@ -172,30 +169,27 @@ def _windows(
         yield None, _spy("speedscope", place("json"), notes, place("csv"))
 
 
+def _told(what: str, steps: int, slow_s: float, timed_s: float, who: str) -> str:
+    compared = f", {slow_s / timed_s:.2f} times the {timed_s * 1e3:.2f} ms of timed ones" if timed_s > 0 else ""
+    window = f"{steps} scratch steps after the timed window, {slow_s * 1e3:.2f} ms (median{who}){compared}"
+    return f"{what}: {window}; these steps are not the timed ones"
+
+
 def _lines(kind: str, steps: int, everybody: list[dict[str, Any]]) -> list[str]:
     """Return what rank 0 says: how slow the profiled steps were, what was found, and where it is."""
-    slowest = max(everybody, key=lambda each: each["median_s"])
-    times = slowest["median_s"] / slowest["timed_s"] if slowest["timed_s"] > 0 else math.nan
-    who = " of the slowest rank" if len(everybody) > 1 else ""
-    compared = "" if math.isnan(times) else f", {times:.2f} times the {slowest['timed_s'] * 1e3:.2f} ms of timed ones"
-    lines = [
-        f"profile {kind}: {steps} scratch steps after the timed window, {slowest['median_s'] * 1e3:.2f} ms "
-        f"(median{who}){compared}; these steps are not the timed ones"
-    ]
+    several = len(everybody) > 1
+    slow_s, timed_s = max((each["median_s"], each["timed_s"]) for each in everybody)
+    lines = [_told(f"profile {kind}", steps, slow_s, timed_s, " of the slowest rank" * several)]
     for rank, each in enumerate(everybody):
-        rank_is = f"rank {rank}: " if len(everybody) > 1 else ""
+        rank_is = f"rank {rank}: " * several
         if each["problem"]:
             lines.append(f"warning: {rank_is}profile {kind} wrote nothing: {each['problem']}")
         lines += [f"  {rank_is}{note}" for note in each["notes"]]
-    first: list[tuple[str, int]] = next((each["files"] for each in everybody if each["files"]), [])
-    if first:
-        names = ", ".join(f"{path} ({amount(size)})" for path, size in first)
-        others = sum(len(each["files"]) for each in everybody) - len(first)
-        lines.append(f"  wrote {names}" + (" and those of the other ranks" if others else ""))
+    written = [each["files"] for each in everybody if each["files"]]
+    if written:
+        names = ", ".join(f"{path} ({amount(size)})" for path, size in written[0])
+        lines.append(f"  wrote {names}" + " and those of the other ranks" * (len(written) > 1))
     return lines
-
-
-# ---------------------------------------------------------------------------------------------------- torch.profiler
 
 
 @contextmanager
@@ -220,9 +214,6 @@ def _torch(device: torch.device, steps: int, place: Place) -> Iterator[None]:
         rows.append(row)
     by = "self_device_s" if device.type == "cuda" else "self_host_s"
     write_table(place("csv"), sorted(rows, key=lambda row: (-row[by], row["operator"])))
-
-
-# ----------------------------------------------------------------------------------------------------------- cProfile
 
 
 @contextmanager
@@ -252,25 +243,9 @@ def _cprofile(steps: int, place: Place) -> Iterator[None]:
         for row in rows[:100]
     ]
     lines += to_lines(table_of(("self s", "total s", "calls/step", "function"), texts, texts=(3,)))
-    _write(place("txt"), "\n".join(lines) + "\n")
-    with writing(place("prof"), "free space and run again"):
+    with writing(place("prof"), _FREE):
+        write_file(place("txt"), "\n".join(lines) + "\n")
         profiler.dump_stats(place("prof"))  # for snakeviz; nothing here reads it
-
-
-# --------------------------------------------------------------------------------------------------------------- nsys
-
-
-@contextmanager
-def _nsys(notes: list[str]) -> Iterator[None]:
-    torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
-    notes.append("nsys writes its report when it ends; open it with nsys-ui, or read it with nsys stats")
-
-
-# -------------------------------------------------------------------------------------------------------- sync points
 
 
 @contextmanager
@@ -290,36 +265,25 @@ def _sync_points(finder: "Finder", device: torch.device, steps: int, place: Plac
         notes.append(f"and {len(points) - 10} more places")
 
 
-# ------------------------------------------------------------------------------------------------------------- py-spy
-
-
 def _spy_program() -> str | None:
     beside = Path(sys.executable).parent / "py-spy"
     return str(beside) if beside.exists() else shutil.which("py-spy")
 
 
-def _spy_hindrances() -> Iterator[str]:
-    """Yield why py-spy is not there, or may not look into this process, which is tried."""
-    program = _spy_program()
-    if program is None:
-        yield (
-            "profile pyspy needs py-spy, which is not installed; pip install 'horovod_study[probes]', or use --profile "
-            "cprofile"
-        )
-        return
-    with _looking_permitted():
-        line = [program, "dump", "--pid", str(os.getpid())]
-        try:
+def _spy_hindrance() -> str:
+    """Return why py-spy is not there, or may not look into this process, which is tried; or ""."""
+    other = "use --profile cprofile"
+    if (program := _spy_program()) is None:
+        return f" needs py-spy, which is not installed; pip install 'horovod_study[probes]', or {other}"
+    line = [program, "dump", "--pid", str(os.getpid())]
+    try:
+        with _looking_permitted():
             tried = subprocess.run(line, capture_output=True, text=True, timeout=_SPY_START_S)
-        except (OSError, subprocess.SubprocessError) as error:
-            yield f"profile pyspy: {program} does not start ({_words(error)}); install it again"
-            return
-    if tried.returncode:
-        why = next((text.strip() for text in reversed(tried.stderr.splitlines()) if text.strip()), "no reason given")
-        yield (
-            f"profile pyspy: py-spy may not look into this process ({why}); run as root, in a container with "
-            "--cap-add SYS_PTRACE, or use --profile cprofile"
-        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return f": {program} does not start ({_words(error)}); install it again"
+    why = next((text.strip() for text in reversed(tried.stderr.splitlines()) if text.strip()), "no reason given")
+    remedy = f"run as root, in a container with --cap-add SYS_PTRACE, or {other}"
+    return f": py-spy may not look into this process ({why}); {remedy}" if tried.returncode else ""
 
 
 @contextmanager
@@ -362,39 +326,31 @@ def _spy(form: str, path: Path, notes: list[str], table: Path | None = None) -> 
 
 def _wait_until_sampling(spy: "subprocess.Popen[bytes]", output: IO[bytes]) -> str:
     """Return what py-spy said until it samples; raise RecordError if it ends before, or takes too long."""
-    os.set_blocking(output.fileno(), False)
-    told, began = "", now()
-    while "Sampling process" not in told:
-        ended = spy.poll() is not None  # asked before the read: what it said last is in the pipe then
-        told += (output.read() or b"").decode(errors="replace")
-        if ended or now() - began > _SPY_START_S:
-            raise RecordError(f"py-spy did not begin ({' '.join(told.split())}); use --profile cprofile")
-        sleep(0.002)
-    os.set_blocking(output.fileno(), True)
-    return told
+    told, late = "", threading.Timer(_SPY_START_S, spy.kill)
+    late.start()
+    for line in output:
+        told += line.decode(errors="replace")
+        if "Sampling process" in told:
+            late.cancel()
+            return told
+    late.cancel()
+    raise RecordError(f"py-spy did not begin ({' '.join(told.split())}); use --profile cprofile")
 
 
 def _sums(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Return the samples of each function in a speedscope file, as the innermost and anywhere, and all samples."""
     content = json.loads(path.read_text(encoding="utf-8"))
-    frames = content["shared"]["frames"]
-    own: Counter[tuple[str, str]] = Counter()
-    total: Counter[tuple[str, str]] = Counter()
-    lines: dict[tuple[str, str], int] = {}
-    samples = 0
-    for thread in content["profiles"]:
-        for stack in thread["samples"]:  # from the outermost frame to the innermost
-            names = [(frames[place]["name"], frames[place].get("file", "")) for place in stack]
-            for name, place in zip(names, stack, strict=True):
-                lines[name] = min(lines.get(name, sys.maxsize), frames[place].get("line", 0))
-            samples += 1
-            own[names[-1]] += 1
-            total.update(set(names))
+    frames = [(each["name"], each.get("file", ""), each.get("line", 0)) for each in content["shared"]["frames"]]
+    # of each sample the functions, from the outermost to the innermost
+    stacks = [[frames[place] for place in stack] for each in content["profiles"] for stack in each["samples"]]
+    own = Counter(stack[-1][:2] for stack in stacks)
+    total = Counter(name for stack in stacks for name in {each[:2] for each in stack})
+    lines = {name: min(frame[2] for frame in frames if frame[:2] == name) for name in total}
     rows = [
         {"function": name[0], "file": name[1], "line": lines[name], "self_samples": own[name], "total_samples": count}
         for name, count in total.items()
     ]
-    return sorted(rows, key=lambda row: (-row["self_samples"], -row["total_samples"], row["function"])), samples
+    return sorted(rows, key=lambda row: (-row["self_samples"], -row["total_samples"], row["function"])), len(stacks)
 
 
 _WAITING = {
@@ -435,20 +391,17 @@ class Finder:
 
     def note(self, operation: str, frame: FrameType | None) -> None:
         """Count one call, made below `frame`."""
-        if self.paused:
-            return
-        user = _users_frame(frame)
-        if user is None:
-            self._found[operation, "?", 0, "?"] += 1
-        else:
-            code = user.f_code
-            self._found[operation, code.co_filename, user.f_lineno, code.co_qualname] += 1
+        if not self.paused:
+            user = _users_frame(frame)
+            where = (user.f_code.co_filename, user.f_lineno, user.f_code.co_qualname) if user else ("?", 0, "?")
+            self._found[operation, *where] += 1
 
     def points(self) -> list[SyncPoint]:
         """Return what was found, the most frequent first, then by place."""
+        here = os.getcwd() + os.sep
         rows = sorted(self._found.items(), key=lambda each: (-each[1], each[0][1:3], each[0][0]))
         return [
-            SyncPoint(operation, _short(file), line, function, linecache.getline(file, line).strip(), count)
+            SyncPoint(operation, file.removeprefix(here), line, function, linecache.getline(file, line).strip(), count)
             for (operation, file, line, function), count in rows
         ]
 
@@ -459,7 +412,8 @@ class Finder:
             with self._warned():
                 yield
         else:
-            with _ToHost(self.note), _Waiting(self.note):
+            with _ToHost() as methods, _Waiting() as operations:  # type: ignore[no-untyped-call]
+                methods.note = operations.note = self.note
                 yield
 
     @property
@@ -496,9 +450,7 @@ class Finder:
 class _Waiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every operation that really runs, backward and hooks included."""
 
-    def __init__(self, note: Callable[[str, FrameType | None], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._note = note
+    note: Callable[[str, FrameType | None], None]
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -511,18 +463,16 @@ class _Waiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == "repeat_interleave" and (kwargs or {}).get("output_size") is not None:
             operation = ""
         # Optimisers keep their step counts on the host on a GPU too, and read them there.
-        frames = _stack(sys._getframe(1)) if operation == "item" else ()
-        if operation and not any(each.f_code.co_filename.startswith(f"{_TORCH}optim{os.sep}") for each in frames):
-            self._note(operation, sys._getframe(1))
+        frames = walk_stack(sys._getframe(1)) if operation == "item" else ()
+        if operation and not any(each.f_code.co_filename.startswith(f"{_TORCH}optim{os.sep}") for each, _ in frames):
+            self.note(operation, sys._getframe(1))
         return func(*args, **(kwargs or {}))
 
 
 class _ToHost(TorchFunctionMode):
     """Sees the methods that are no operation on a CPU, because the tensor is there already."""
 
-    def __init__(self, note: Callable[[str, FrameType | None], None]) -> None:
-        super().__init__()
-        self._note = note
+    note: Callable[[str, FrameType | None], None]
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -530,21 +480,14 @@ class _ToHost(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         # Tensor.numpy is none of them: on a GPU it fails instead of waiting.
         if name in ("cpu", "tolist") and args and isinstance(args[0], torch.Tensor):
-            self._note(name, sys._getframe(1))
+            self.note(name, sys._getframe(1))
         return func(*args, **(kwargs or {}))
-
-
-def _stack(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield the frames from the innermost outwards."""
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _users_frame(frame: FrameType | None) -> FrameType | None:
     """Return the innermost frame of no installed package, else the innermost of another package than PyTorch."""
     candidate = None
-    for each in _stack(frame):
+    for each, _ in walk_stack(frame):
         file = each.f_code.co_filename
         installed = any(part in file for part in _PACKAGES)
         if file == __file__ or file.startswith(_TORCH) or (file.startswith(_STANDARD) and not installed):
@@ -553,15 +496,6 @@ def _users_frame(frame: FrameType | None) -> FrameType | None:
             return each
         candidate = candidate or each
     return candidate
-
-
-def _short(file: str) -> str:
-    """Return a path relative to the folder we are in where it is below it."""
-    path = Path(file)
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return file
 
 
 _LIMIT_BYTES = 64_000_000  # recording ends early when the file has so many bytes
@@ -604,14 +538,10 @@ def horovod_timeline(scratch: Scratch, *, steps: int, directory: Path, timed_ste
     with fail_together(backend):
         if writes and not path.exists():
             raise RecordError(f"{path}: Horovod wrote no timeline; make the run directory writable for rank 0")
-    everybody = backend.gather((step_s, timed_step_s))
-    slow_s, timed_s = max(everybody)
-    size = path.stat().st_size if writes else 0
-    made = ended_at[0] if ended_at else steps
-    return [
-        f"timeline: {made} scratch steps after the timed window, {slow_s * 1e3:.2f} ms (median of the slowest rank), "
-        f"{slow_s / timed_s:.2f} times the {timed_s * 1e3:.2f} ms of timed ones; these steps are not the timed ones",
-        *([f"warning: the timeline ends after {made} of {steps} steps, at {amount(_LIMIT_BYTES)}"] if ended_at else []),
-        f"  wrote {path} ({amount(size)}); read it with horovod-study explain --part timeline "
-        f"{shlex.quote(str(directory))}",
-    ]
+    slow_s, timed_s = max(backend.gather((step_s, timed_step_s)))
+    made, size = ended_at[0] if ended_at else steps, path.stat().st_size if writes else 0
+    told = [_told("timeline", made, slow_s, timed_s, " of the slowest rank")]
+    if ended_at:
+        told.append(f"warning: the timeline ends after {made} of {steps} steps, at {amount(_LIMIT_BYTES)}")
+    how = f"read it with horovod-study explain --part timeline {shlex.quote(str(directory))}"
+    return [*told, f"  wrote {path} ({amount(size)}); {how}"]

@@ -6,10 +6,12 @@ not equally fast.
 """
 
 import hashlib
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain, count
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,42 +39,43 @@ class Scratch:
     device: torch.device
     train_step: Callable[..., torch.Tensor]  # that of workload.trainer
     captured: CapturedStep | None = None  # what makes a step instead, where steps are CUDA graphs
-    _given: list[Iterator[Batch | None]] = field(default_factory=list)
-    _stream: list[Iterator[Batch]] = field(default_factory=list)
     _kept: list[Callable[[], None]] = field(default_factory=list)
+
+    @cached_property
+    def _stream(self) -> Iterator[Batch]:
+        return chain.from_iterable(self.loader.epoch(epoch) for epoch in count())
+
+    @cached_property
+    def _given(self) -> Iterator[Batch | None]:
+        """What captured steps are given, one epoch after the other."""
+        return chain.from_iterable(feed(self.loader, self.captured, epoch) for epoch in count())
 
     def batch(self) -> Batch:
         """Return the next local batch, curves (B, C, L) and targets (B, P); there is no last one."""
-        if not self._stream:
-            epochs = (self.loader.epoch(epoch) for epoch in itertools.count())
-            self._stream.append(itertools.chain.from_iterable(epochs))
-        return next(self._stream[0])
+        return next(self._stream)
 
     @property
     def laps(self) -> Sequence[str]:
         """Return the laps of a step, in their order."""
         return ORDINARY_LAPS if self.captured is None else self.captured.laps
 
-    def steps(self, count: int, clock: LapClock, before: Callable[[int], None] | None = None) -> None:
-        """Make `count` training steps with laps on `clock`, which was started; `before(k)` is called before step k."""
-        for step in range(count):
+    def steps(self, number: int, clock: LapClock, before: Callable[[int], None] | None = None) -> None:
+        """Make `number` training steps with laps on `clock`, which was started; `before(k)` is called before step k."""
+        for step in range(number):
             if before is not None:
                 before(step)
             clock.begin(None if self.captured is None else self.captured.begin_of_next(clock))
             if self.captured is not None:
-                if not self._given:  # what captured steps are given, one epoch after the other
-                    epochs = (feed(self.loader, self.captured, epoch) for epoch in itertools.count())
-                    self._given.append(itertools.chain.from_iterable(epochs))
-                self.captured.take(next(self._given[0]), clock)
+                self.captured.take(next(self._given), clock)
                 continue
             curves, targets = self.batch()
             clock.lap("data")
             self.train_step(self.model, self.optimizer, curves, targets, self.backend, clock, self.arithmetic)
 
-    def timed(self, count: int, clock: LapClock, before: Callable[[int], None] | None = None) -> dict[str, np.ndarray]:
-        """Make `count` steps as a stretch of `clock`, wait for the last, and return their laps (`LapClock.drain`)."""
+    def timed(self, number: int, clock: LapClock, before: Callable[[int], None] | None = None) -> dict[str, np.ndarray]:
+        """Make `number` steps as a stretch of `clock`, wait for the last, and return their laps (`LapClock.drain`)."""
         clock.start()
-        self.steps(count, clock, before)
+        self.steps(number, clock, before)
         self.settle()
         return clock.drain()
 
@@ -115,36 +118,36 @@ class Scratch:
         """Put everything back to what it was at the begin of `kept`, inside of which it is called, as `kept` will."""
         self._kept[-1]()
 
+    def _places(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield what training goes on from, where it is: values by name, in the same order on all ranks."""
+        yield "model", self.bare_model.state_dict()
+        for place, group in enumerate(self.optimizer.param_groups):
+            yield f"{place}", group
+            for number, parameter in enumerate(group["params"]):
+                yield f"{place} {number}", self.optimizer.state.get(parameter, {})
+
     def _remember(self) -> Callable[[], None]:
         """Return what puts everything back to what it is now, in the same places of the memory."""
-        model = {name: value.clone() for name, value in self.bare_model.state_dict().items()}
-        state = {
-            parameter: {name: each.clone() if torch.is_tensor(each) else each for name, each in slots.items()}
-            for parameter, slots in self.optimizer.state.items()
+        kept = {
+            place: {name: each.clone() if torch.is_tensor(each) else each for name, each in values.items()}
+            for place, values in self._places()
         }
-        groups = [{name: each for name, each in g.items() if name != "params"} for g in self.optimizer.param_groups]
         scaler = self.arithmetic.scaler.state_dict() if self.arithmetic.scaler else {}
         random = torch.random.get_rng_state()
         device_random = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
 
+        @torch.no_grad()
         def put_back() -> None:
-            with torch.no_grad():
-                for name, value in self.bare_model.state_dict().items():
-                    value.copy_(model[name])
-                for parameter, slots in list(self.optimizer.state.items()):
-                    if parameter not in state:
-                        del self.optimizer.state[parameter]
-                        continue
-                    for name in list(slots):
-                        if name not in state[parameter]:
-                            del slots[name]
-                    for name, each in state[parameter].items():
-                        if torch.is_tensor(each):  # in place: a captured graph knows the tensor, not its name
-                            slots[name].copy_(each)
-                        else:
-                            slots[name] = each
-            for group, kept in zip(self.optimizer.param_groups, groups, strict=True):
-                group.update(kept)
+            for place, values in self._places():
+                for name in list(values):
+                    if name not in kept[place]:
+                        del values[name]
+                    elif torch.is_tensor(values[name]):  # in place: a captured graph knows the tensor, not its name
+                        values[name].copy_(kept[place][name])
+                    elif name != "params":
+                        values[name] = kept[place][name]
+            for parameter in [each for each, slots in self.optimizer.state.items() if not slots]:
+                del self.optimizer.state[parameter]
             if self.arithmetic.scaler:
                 self.arithmetic.scaler.load_state_dict(scaler)
             torch.random.set_rng_state(random)
@@ -155,22 +158,13 @@ class Scratch:
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of the parameters, the optimiser's state and its settings, and the loss scaling."""
+        scaling = {} if self.arithmetic.scaler is None else self.arithmetic.scaler.state_dict()
         digest = hashlib.sha256()
-
-        def add(name: str, value: object) -> None:
-            digest.update(name.encode())
-            content = value.detach().cpu().contiguous().numpy().tobytes() if isinstance(value, torch.Tensor) else value
-            digest.update(content if isinstance(content, bytes) else repr(content).encode())
-
-        for name, value in self.bare_model.state_dict().items():
-            add(name, value)
-        for place, group in enumerate(self.optimizer.param_groups):
-            for name, value in sorted(group.items()):
+        for place, values in (*self._places(), ("loss scaling", scaling)):
+            for name, value in sorted(values.items()):
+                if torch.is_tensor(value):
+                    value = value.detach().cpu().contiguous().numpy().tobytes()
                 if name != "params":
-                    add(f"{place} {name}", value)
-            for number, parameter in enumerate(group["params"]):
-                for name, value in sorted(self.optimizer.state.get(parameter, {}).items()):
-                    add(f"{place} {number} {name}", value)
-        if self.arithmetic.scaler:
-            add("loss scaling", sorted(self.arithmetic.scaler.state_dict().items()))
+                    digest.update(f"{place} {name}".encode())
+                    digest.update(value if isinstance(value, bytes) else repr(value).encode())
         return digest.hexdigest()

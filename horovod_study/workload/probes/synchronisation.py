@@ -1,25 +1,30 @@
-"""What a synchronisation is made of, measured inside a training job after its timed window.
+"""What communication costs a step, measured inside a training job after its timed window, in two ways.
 
-Two kinds of training steps alternate, in blocks, with the network, batches and ranks of the job. Both wait for each
-other between backward and synchronisation, at a barrier of the raw transport, so that no rank is late:
+What a synchronisation is made of: two kinds of training steps alternate, in blocks, with the network, batches and ranks
+of the job. Both wait for each other between backward and synchronisation, at a barrier of the raw transport, so that no
+rank is late:
 
     floor     the gradients, packed into one buffer, go through the raw transport: one all-reduce, no runtime
     through   the gradients are averaged as in training, by the backend: packing, runtime and transport
 
 Packing (`pack_s`) is timed alone, before the barrier of `floor`. On a GPU it copies the gradients; on a processor
 hooks have copied each in backward (comm.base.FlatGradients), and what is timed is the check that all are there and
-their norm.
-
-The steps before the collective are real ones. So caches are as training leaves them, and a runtime's background thread
+their norm. The steps before the collective are real ones: caches are as training leaves them, and a runtime's thread
 has been idle, or has gone on with its cycle, for as long as in training. The barrier is not the backend's own: that of
-Horovod goes through the same thread, and would leave it at the begin of a cycle. docs/explain.md explains what is
-made of it.
+Horovod goes through the same thread, and would leave it at the begin of a cycle.
+
+What leaving it out saves (ablation): blocks of two other kinds alternate, on the very objects that were trained:
+
+    normal    steps as in training
+    silent    steps in which every rank trains for itself (Backend.no_sync): nothing is averaged, nor copied to be
+
+docs/explain.md explains how blocks follow each other, and what analysis/steps/attribution.py makes of them.
 """
 
 import copy
 import os
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import Any
 
 import numpy as np
@@ -28,7 +33,10 @@ from numpy.typing import NDArray
 from horovod_study.comm.base import FlatGradients, fail_together
 from horovod_study.comm.priority import NewThreads
 from horovod_study.comm.raw import Raw, open_raw
-from horovod_study.measure.clock import now
+from horovod_study.config.run import LAPS
+from horovod_study.errors import BackendError
+from horovod_study.measure import environment, evidence
+from horovod_study.measure.clock import LapClock, now, open_clock
 from horovod_study.workload.probes.scratch import Scratch
 
 REPEATS = 200
@@ -36,6 +44,16 @@ REPEATS = 200
 
 BLOCK = 10
 """Steps of one kind in a row. One more goes before them and is not kept: it follows a step of the other kind."""
+
+PAIRS = 40
+MIN_PAIRS = 6
+"""However short the run: the spread of fewer pairs says little."""
+STEPS = 20
+"""Counted steps of a block."""
+LIMIT_S = 60.0
+"""When so much time has passed, no further pair is begun, once there are MIN_PAIRS."""
+
+_COLUMNS = tuple(f"{lap}_s" for lap in (*LAPS, "residual", "step"))
 
 
 def measure(scratch: Scratch, *, repeats: int = REPEATS) -> dict[str, Any]:
@@ -54,10 +72,10 @@ def measure(scratch: Scratch, *, repeats: int = REPEATS) -> dict[str, Any]:
         steps = _SyncSteps(scratch, raw)
         blocks = max(1, round(repeats / BLOCK))
         for _ in range(blocks):
-            steps.floor(BLOCK)
-            steps.through(BLOCK)
+            steps.make("floor", BLOCK)
+            steps.make("through", BLOCK)
 
-    everybody = backend.gather((os.uname().nodename, steps.floor_spans, steps.through_spans, steps.pack_s))
+    everybody = backend.gather((os.uname().nodename, *steps.spans.values(), steps.pack_s))
     one_host = len({host for host, *_ in everybody}) == 1
     floor_s, common = after_the_last([spans for _, spans, _, _ in everybody], one_host=one_host)
     through_s = after_the_last([spans for _, _, spans, _ in everybody], one_host=one_host)[0]
@@ -100,65 +118,151 @@ class _SyncSteps:
 
     def __init__(self, scratch: Scratch, raw: Raw) -> None:
         backend = scratch.backend
-        self._scratch, self._backend, self._raw = scratch, backend, raw
-        self._optimizer, self._arithmetic = scratch.optimizer, scratch.arithmetic
+        self._scratch, self._raw = scratch, raw
         self.through_known = backend.reduction != "hooks"
         # Hooks would send each gradient of the network that is trained; a copy of it has none.
         self._model = scratch.model if self.through_known else copy.deepcopy(scratch.bare_model)
         self._flat = backend.flat or FlatGradients(self._model.parameters(), workers=backend.workers)
         self.buffer = self._flat.buffer
-        self.floor_spans: list[tuple[float, float]] = []
-        self.through_spans: list[tuple[float, float]] = []
+        self.spans: dict[str, list[tuple[float, float]]] = {"floor": [], "through": []}
         self.pack_s: list[float] = []
 
-    def floor(self, count: int) -> None:
-        """Make `count` steps, and one before them, whose gradients go through the raw transport."""
-        for place in range(count + 1):
-            self._gradients()
-            began_pack = now()
-            buffer = self._flat.pack()
-            self._scratch.settle()
+    def make(self, kind: str, count: int) -> None:
+        """Make `count` steps of one kind, and one before them; none `through` where hooks have begun in backward."""
+        scratch, raw, known = self._scratch, self._raw, self.through_known
+        for place in range(count + 1 if known or kind == "floor" else 0):
+            curves, targets = scratch.batch()  # (B, C, L), (B, P)
+            if known:
+                scratch.backend.zero_grad(scratch.optimizer)
+            else:
+                self._model.zero_grad()
+            scratch.arithmetic.backward(scratch.arithmetic.loss(self._model, curves, targets))
+            scratch.settle()
+            began_pack, buffer = now(), self._flat.pack() if kind == "floor" else self.buffer
+            scratch.settle()
             pack_s = now() - began_pack
-            self._align()
+            raw.barrier()
+            raw.settle()
             began = now()
-            self._raw.allreduce_(buffer)
-            self._raw.settle()
+            if kind == "floor":
+                raw.allreduce_(buffer)
+                raw.settle()
+            else:
+                scratch.backend.synchronize(scratch.optimizer)
+                scratch.settle()
             span = (began, now())
-            if self.through_known:
-                self._arithmetic.step(self._optimizer, self._backend)
+            if known:
+                scratch.arithmetic.step(scratch.optimizer, scratch.backend)
             if place:
-                self.floor_spans.append(span)
-                self.pack_s.append(pack_s)
-
-    def through(self, count: int) -> None:
-        """Make `count` steps, and one before them, whose gradients are averaged as in training."""
-        if not self.through_known:
-            return
-        for place in range(count + 1):
-            self._gradients()
-            self._align()
-            began = now()
-            self._backend.synchronize(self._optimizer)
-            self._scratch.settle()
-            span = (began, now())
-            self._arithmetic.step(self._optimizer, self._backend)
-            if place:
-                self.through_spans.append(span)
-
-    def _gradients(self) -> None:
-        curves, targets = self._scratch.batch()  # (B, C, L), (B, P)
-        if self.through_known:
-            self._backend.zero_grad(self._optimizer)
-        else:
-            self._model.zero_grad()
-        loss = self._arithmetic.loss(self._model, curves, targets)
-        self._arithmetic.backward(loss)
-        self._scratch.settle()
-
-    def _align(self) -> None:
-        self._raw.barrier()
-        self._raw.settle()
+                self.spans[kind].append(span)
+                self.pack_s += [pack_s] if kind == "floor" else []
 
 
 def _plain(seconds: NDArray[np.float64]) -> list[float]:
     return [round(value, 9) for value in seconds.tolist()]
+
+
+def ablation_plan(made: int) -> tuple[int, int]:
+    """Return pairs of blocks, and counted steps of a block, for a run that has made `made` steps.
+
+    Together they count about as many steps as the run has, and at most 2 PAIRS STEPS; never fewer than MIN_PAIRS of
+    one step.
+    """
+    pairs = min(PAIRS, max(MIN_PAIRS, made // (2 * STEPS)))
+    return pairs, min(STEPS, max(1, made // (2 * pairs)))
+
+
+def first_silent(pairs: int, seed: int) -> list[bool]:
+    """Return for each pair whether its silent block comes first: two successive pairs have the two orders.
+
+    Which of the two begins is drawn, with a seed that all ranks share, so that no rhythm of the machine is met.
+    """
+    drawn = np.random.default_rng(seed).integers(0, 2, size=(pairs + 1) // 2).astype(bool)
+    return [bool(drawn[pair // 2] ^ pair % 2) for pair in range(pairs)]
+
+
+def ablate(
+    scratch: Scratch,
+    *,
+    seed: int,
+    made: int = 2 * PAIRS * STEPS,
+    clock: LapClock | None = None,
+    limit_s: float = LIMIT_S,
+) -> dict[str, Any]:
+    """Return what is the section "ablation" of bench.json; collective, and the same on all ranks.
+
+    `blocks` has one row per pair, kind and rank, as columns: seconds of a counted step and of its laps, means over the
+    block; `other_cores` is how many cores other programs used meanwhile, on the host where most (None: not known).
+    `made` is how many steps the run has made, see `ablation_plan`; all ranks give the same. Model and optimiser are
+    afterwards what they were before. Raises BackendError, on every rank, if they are not, and for one worker.
+    """
+    # Long because all ranks go through it together: what is collective is in one place, in its order.
+    backend = scratch.backend
+    if backend.workers == 1:
+        raise BackendError(
+            "ablation: one worker has nobody to communicate with; start two or more, or leave --measure-ablation out"
+        )
+    clock = clock or open_clock("light", scratch.device)
+    pairs, steps = ablation_plan(made)
+    order = first_silent(pairs, seed)
+    rows: list[dict[str, Any]] = []
+    places = backend.gather((os.uname().nodename, environment.affinity()))
+    host = places[backend.rank][0]
+    load = evidence.OtherLoad(sorted({core for each, cores in places if each == host for core in cores}))
+    with scratch.kept() as before:
+        _block(scratch, clock, 3, silent=False)
+        began = now()
+        for pair, silent_comes_first in enumerate(order):
+            if pair >= MIN_PAIRS and backend.maximum(now() - began) > limit_s:
+                break
+            for silent in (silent_comes_first, not silent_comes_first):
+                scratch.put_back()
+                means = _block(scratch, clock, steps, silent=silent)
+                rows.append({"pair": pair, "silent": silent, "rank": backend.rank, **means})
+    samples = backend.gather(load.sample(at_least_s=0.0))
+    others = evidence.other_cores(samples, [{"host": each} for each, _ in places])
+    everybody = [row for theirs in backend.gather(rows) for row in theirs]
+    everybody.sort(key=lambda row: (row["pair"], row["silent"], row["rank"]))
+    made_pairs = len(rows) // 2
+    columns = {name: [row[name] for row in everybody] for name in ("pair", "silent", "rank", *_COLUMNS)}
+    blocks = {name: None if None in column else column for name, column in columns.items()}
+    return {
+        "backend": backend.name,
+        **{name: getattr(backend, name) for name in ("transport", "reduction", "workers")},
+        "seed": seed,
+        "pairs": made_pairs,
+        "steps": steps,
+        "silent_first": order[:made_pairs],
+        "other_cores": max((each for each in others.values() if each is not None), default=None),
+        "why_no_timer": "" if blocks["sync_s"] is not None else "no sync lap was timed",
+        "sha256": {"before": before, "after": scratch.fingerprint()},
+        "blocks": blocks,
+    }
+
+
+def _block(scratch: Scratch, clock: LapClock, steps: int, *, silent: bool) -> dict[str, float | None]:
+    """Make `steps` steps of one kind, and one before them; return their mean laps in s, None for one not known."""
+    scratch.settle()
+    scratch.backend.barrier()
+    with scratch.backend.no_sync() if silent else nullcontext():
+        columns = scratch.timed(1 + steps, clock)
+    scratch.backend.barrier()
+    return {name: round(float(columns[name][1:].mean()), 9) if name in columns else None for name in _COLUMNS}
+
+
+def ablation_line(found: dict[str, Any]) -> str:
+    """Return what is said of it when it was measured: plain means, without the intervals that the analysis adds."""
+    blocks = found["blocks"]
+    silent = np.asarray(blocks["silent"], dtype=bool)
+    step_s = np.asarray(blocks["step_s"])
+    normal_s, alone_s = float(step_s[~silent].mean()), float(step_s[silent].mean())
+    if blocks["sync_s"] is None:
+        timer = f"the timer has no answer: {found['why_no_timer']}"
+    else:
+        timer = f"{np.asarray(blocks['sync_s'])[~silent].mean() * 1e3:.3f} ms by the timer"
+    plural = "s" * (found["steps"] > 1)
+    return (
+        f"ablation: a step takes {normal_s * 1e3:.3f} ms with communication and {alone_s * 1e3:.3f} ms without "
+        f"({found['pairs']} pairs of blocks of {found['steps']} step{plural}): it costs "
+        f"{(normal_s - alone_s) * 1e3:.3f} ms, {timer}"
+    )
