@@ -21,7 +21,7 @@ ONE_PLACE = {
     "failure_reason": {"attempt.py"},
     "is_follow_on": {"attempt.py", "reason.py"},
     "told_to_end": {"attempt.py", "ledger.py"},  # the ledger of records that a killed runner left
-    "launch_line": {"attempt.py", "submit.py"},  # submit.py shows the lines of a dry run
+    "launch_line": {"attempt.py", "plan.py"},  # plan.py shows the lines of a dry run
     "program_line": {"attempt.py", "launch.py"},
     "Running": {"attempt.py"},
 }

@@ -47,8 +47,7 @@ from horovod_study.studies import ledger as ledgers
 from horovod_study.studies.attempt import Lane, attempt, sweep
 from horovod_study.studies.lease import Held, Lease, acquire, latest, require_free
 from horovod_study.studies.ledger import Entry, Ledger
-from horovod_study.studies.plan import Estimate, Plan, plan_study
-from horovod_study.studies.submit import cancel_jobs, submit_cells
+from horovod_study.studies.plan import Estimate, Plan, cancel_jobs, plan_study, submit_cells
 from horovod_study.studies.sweep import StudyCells
 from horovod_study.studies.turns import Aim, Conductor, Policy, groups, sees_steps, until_asked_for, worker_mb
 from horovod_study.text.progress import duration, show
