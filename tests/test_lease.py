@@ -309,7 +309,7 @@ def test_cell_of_a_job_that_was_killed_is_run_at_once(tmp_path, monkeypatch, sta
         sweep=replace(sweep_of(study, tmp_path), directory=tmp_path),
         console=console,
         stop=Interruption(),
-        launch=fake_launch({}),
+        options=runner.RunOptions(command="", launch=fake_launch({})),
     ).run([cell])
 
     assert outcome in console.file.getvalue()

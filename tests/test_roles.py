@@ -130,7 +130,7 @@ NAMED = {
     ("analysis/audit.py", "checkpoint_every"): "knows when the package's own trainer does not train",
     ("analysis/steps/breakdown.py", "cuda_graphs"): "says why a captured step has no data lap",
     ("analysis/learning/convergence.py", "schedule"): "a rate that depends on the length of the run",
-    ("studies/pairs.py", "schedule"): "a rate that depends on the length of the run",
+    ("studies/designs.py", "schedule"): "a rate that depends on the length of the run",
     ("recording/recorder.py", "dataset"): "an attribute of PyTorch's DataLoader",
 }
 """(module, option) that is still named elsewhere, and why."""

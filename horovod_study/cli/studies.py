@@ -98,7 +98,7 @@ _OF_PAIRS, _NOT_OF_PAIRS = (
 
 def run(options: argparse.Namespace) -> int | Result:
     """Run what is missing of a study, or a command; report it."""
-    from horovod_study.studies.pairs import sides_of
+    from horovod_study.studies.designs import sides_of
 
     words = [str(options.study), *options.cells] if options.study and options.command is None else []
     if sides := sides_of(words):
@@ -128,7 +128,7 @@ def run(options: argparse.Namespace) -> int | Result:
         result = run_here(sweep, Inside(console=Console()), command=command + " --here", retry=options.retry)
     elif options.tune is not None:
         from horovod_study.studies.attempt import exit_code
-        from horovod_study.studies.tune import tune
+        from horovod_study.studies.designs import tune
 
         how = replace(how, command=shlex.join(["horovod-study", *options.words]))
         return 0 if tune(study, options.runs, options.tune, how, Console()) else exit_code()
@@ -169,7 +169,7 @@ def _run_pairs(options: argparse.Namespace, sides: tuple[str, ...]) -> int | Res
     from horovod_study.config.workload import find_workload
     from horovod_study.report.kit.files import write_result
     from horovod_study.studies.attempt import exit_code
-    from horovod_study.studies.pairs import pairs_of, told
+    from horovod_study.studies.designs import pairs_of, told
     from horovod_study.studies.runner import RunOptions, follow, show_plan
     from horovod_study.text.progress import say
 

@@ -28,7 +28,7 @@ from typing import Any
 
 from rich.console import Console
 
-from horovod_study.cluster import jobs
+from horovod_study.cluster import jobs, process
 from horovod_study.cluster.identity import Known, changes, environment, identify
 from horovod_study.cluster.launch import hosts_of_allocation, site_of
 from horovod_study.cluster.slurm import blocks
@@ -43,7 +43,7 @@ from horovod_study.studies import attempt as attempts
 from horovod_study.studies.attempt import Interruption, record_in
 from horovod_study.studies.lease import CLAIMS, Held, acquire
 from horovod_study.studies.ledger import read_ledger, set_aside
-from horovod_study.studies.runner import Grid, StudyResult
+from horovod_study.studies.runner import Grid, RunOptions, StudyResult
 from horovod_study.studies.sweep import StudyCells
 from horovod_study.text.progress import duration, show
 from horovod_study.text.words import plural
@@ -126,10 +126,11 @@ class Inside:
         """The number of the job, or of the one task of it that this is."""
         return self.environ.get("SLURM_JOB_ID", "")
 
-    def grid(self, sweep: StudyCells, stop: Interruption, **how: Any) -> Grid:
+    def grid(self, sweep: StudyCells, stop: Interruption, *, grace_s: float = process.GRACE_S, **how: Any) -> Grid:
         """Return what runs cells here."""
         place = lambda cell: site_of(sweep.partition_of(cell), cell.placement, environ=self.environ)  # noqa: E731
-        return Grid(sweep=sweep, console=self.console, stop=stop, launch=self.launch, site_of=place, **how)
+        options = RunOptions(command="", launch=self.launch, pin=False, grace_s=grace_s)
+        return Grid(sweep=sweep, console=self.console, stop=stop, options=options, site_of=place, **how)
 
 
 def main(arguments: Sequence[str], *, environ: Mapping[str, str] = os.environ) -> int:

@@ -219,7 +219,7 @@ class _Runner:
             if there:
                 submit_cells(sweep, there, console=console, planned=planned)
             if here:
-                how: dict[str, Any] = {"planned": planned, "held": held, "policy": options.policy, **self._places()}
+                how: dict[str, Any] = {"planned": planned, "held": held, "site_of": self._place, "options": options}
                 grid, every = Grid(sweep=sweep, console=console, stop=stop, **how), len(ledger.entries)
                 if options.smoke:
                     smoke_test(here, self._sites, grid)
@@ -277,25 +277,10 @@ class _Runner:
             self._report(ledger, here, Estimate(past))
         return plan, here, there
 
-    def _places(self) -> dict[str, Any]:
-        """Return where the cells run, and how they are started."""
-        available, near_gpus = process.cores_in_order(sorted(os.sched_getaffinity(0))), cache(process.cores_near_gpus)
-
-        def place(cell: Cell) -> Site:
-            # A port of its own where ranks of several hosts meet: that of the cell before may be in use.
-            site = self._sites[cell.placement]
-            return site if site.alone else self._site(cell.placement)
-
-        def cores(cell: Cell) -> tuple[int, ...] | None:
-            if not self._options.pin or not self._sites[cell.placement].alone:
-                return None
-            partition = self._sweep.partition_of(cell)
-            on_gpu = partition.gpus_per_node and vars(cell.config).get("device") != "cpu"
-            near = near_gpus() if on_gpu else ()
-            return process.cell_cores(cell, cores_per_worker=partition.cores_per_worker, available=available, near=near)
-
-        launch, grace_s, notice = self._options.launch, self._options.grace_s, self._options.watch_load_s > 0
-        return {"launch": launch, "site_of": place, "cores_of": cores, "grace_s": grace_s, "notice_load": notice}
+    def _place(self, cell: Cell) -> Site:
+        # A port of its own where ranks of several hosts meet: that of the cell before may be in use.
+        site = self._sites[cell.placement]
+        return site if site.alone else self._site(cell.placement)
 
     def _refuse_sharing(self, cells: Sequence[Cell]) -> list[str]:
         """Refuse workers that would have to share cores or GPUs of this machine; when that is wanted, say so."""
@@ -416,12 +401,8 @@ class Grid:
     sweep: StudyCells
     console: Console
     stop: attempts.Interruption
-    launch: attempts.Launcher = attempts.local_launch
+    options: RunOptions
     site_of: Callable[[Cell], Site] = lambda cell: HERE
-    cores_of: Callable[[Cell], Sequence[int] | None] = lambda cell: None
-    grace_s: float = GRACE_S
-    notice_load: bool = True  # warn once when other programs used the cores while a cell ran
-    policy: Policy = until_asked_for  # of cells that alternate, where no precision is the aim
     planned: Mapping[str, str] = field(default_factory=dict)  # key -> state when it was chosen
     held: Sequence[Lease] = ()  # of the caller: a request to end that reaches one of them ends all
     lasts_s: float = math.inf  # no cell is begun that would probably not end by then, where its time is known
@@ -435,7 +416,8 @@ class Grid:
         self._until = now() + self.lasts_s
         self._claims = self.directory / leases.CLAIMS
         self._estimate = Estimate(ledgers.past_durations(self.directory))
-        self._warned = False
+        self._notice_load = self.options.watch_load_s > 0  # warn once when others used the cores while a cell ran
+        self._near_gpus = cache(process.cores_near_gpus)
         self._source = identify()
         self._aim = None if self.sweep.precision is None else Aim(self.sweep)
 
@@ -475,7 +457,7 @@ class Grid:
         asked_of = [(cell.config, name) for cell in cells for name in cell.config.workload.named(Role.PROBE)]
         usual = [(None, config.workload.options[name].default) for config, name in asked_of]
         probed = any(getattr(*each) not in values for each, values in zip(asked_of, usual, strict=True))
-        how: dict[str, Any] = {"block": block, "launch": launch, "policy": self._aim or self.policy}
+        how: dict[str, Any] = {"block": block, "launch": launch, "policy": self._aim or self.options.policy}
         how |= {"cores": sorted(os.sched_getaffinity(0)), "end_alone": probed}
         how |= facts(asked, "seed", "equal_steps", "least_steps")
         with Conductor([cell.key for cell in cells], **how) as conductor:
@@ -487,8 +469,8 @@ class Grid:
             self._warn(f"other programs used {used:.1f} cores in half of the slices, or more")
 
     def _warn(self, text: str) -> None:
-        if self.notice_load and not self._warned:
-            self._warned = True
+        if self._notice_load:
+            self._notice_load = False
             show(self.console, f"warning: {text}")
 
     def _lane(self, cells: Sequence[Cell], conductor: Conductor | None = None) -> Lane:
@@ -558,8 +540,8 @@ class Grid:
 
     def _under_claim(self, cell: Cell, watch: attempts.Watch, conductor: Conductor | None) -> _Ended:
         """Run a cell whose claim is held, unless it has finished meanwhile, and write down how it ended."""
-        out, site = self.directory.resolve() / cell.key, self.site_of(cell)
-        stop_marked(str(out), grace_s=self.grace_s)  # of an attempt whose runner was killed
+        out, site, options = self.directory.resolve() / cell.key, self.site_of(cell), self.options
+        stop_marked(str(out), grace_s=options.grace_s)  # of an attempt whose runner was killed
         require_free(out)
         record = attempts.record_in(out)
         wrong = record is not None and ledgers.foreign(record, cell) != ""
@@ -571,13 +553,21 @@ class Grid:
             ledgers.keep_log(self.directory, cell)
         else:
             ledgers.set_aside(self.directory, cell)
-        noticed = self.notice_load and site.alone and conductor is None  # else each slice tells of it
-        cores = len(os.sched_getaffinity(0))
-        others = process.OtherPrograms(sorted(os.sched_getaffinity(0))) if noticed else None
-        how: dict[str, Any] = {"config": self.directory / "cells" / f"{cell.key}.yaml", "launch": self.launch}
-        how |= {"log": ledgers.log_path(self.directory, cell), "cores": self.cores_of(cell), "site": site}
+        own: Sequence[int] | None = None
+        available, partition = sorted(os.sched_getaffinity(0)), self.sweep.partition_of(cell)
+        if options.pin and site.alone:
+            on_gpu = partition.gpus_per_node and vars(cell.config).get("device") != "cpu"
+            place: dict[str, Any] = {
+                "available": process.cores_in_order(available),
+                "near": self._near_gpus() if on_gpu else (),
+            }
+            own = process.cell_cores(cell, cores_per_worker=partition.cores_per_worker, **place)
+        noticed = self._notice_load and site.alone and conductor is None  # else each slice tells of it
+        others = process.OtherPrograms(available) if noticed else None
+        how: dict[str, Any] = {"config": self.directory / "cells" / f"{cell.key}.yaml", "launch": options.launch}
+        how |= {"log": ledgers.log_path(self.directory, cell), "cores": own, "site": site}
         how |= {"resume": resume, "checkpoint": not self.sweep.equal_steps, "timeout_s": self.sweep.timeout_s}
-        run = attempts.CellRun(cell=cell, out=out, grace_s=self.grace_s, watch=watch, **how)
+        run = attempts.CellRun(cell=cell, out=out, grace_s=options.grace_s, watch=watch, **how)
         attempt: attempts.Attempt = yield run if conductor is None else conductor.with_turns(run, cell.key, self.stop)
         if attempt.unreached:
             show(self.console, f"warning: {attempt.unreached}")
@@ -590,7 +580,7 @@ class Grid:
             self._estimate.add(cell.runtime, cell.placement.workers, attempt.seconds)
         if attempt.done and conductor is not None:
             append_turns(self.directory, conductor.slices_of(cell.key))
-        if attempt.done and others is not None and not self._warned and (told := process.disturbance(others, cores)):
+        if attempt.done and others is not None and (told := process.disturbance(others, len(available))):
             self._warn(f"{told} while that cell ran; its times are not those of a quiet machine")
         return attempt.state, attempt.reason, attempt.seconds
 
@@ -679,7 +669,7 @@ def smoke_test(cells: Sequence[Cell], sites: Mapping[Placement, Site], grid: Gri
             while out.exists():
                 out = out.with_name(f"{out.name}+")
             how: dict[str, Any] = {"out": out, "config": folder / f"{out.name}.yaml", "log": folder / f"{out.name}.log"}
-            how |= {"site": site, "launch": grid.launch, "grace_s": grid.grace_s}
+            how |= {"site": site, "launch": grid.options.launch, "grace_s": grid.options.grace_s}
             # Other trainings may read their data for minutes before the first step.
             limit_s = LIMIT_S if foreign or cell.config.workload.small is not None else 600.0
             ended = attempt(attempts.CellRun(cell=cell, timeout_s=limit_s, **how), stop)
