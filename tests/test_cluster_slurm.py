@@ -18,7 +18,7 @@ from rich.console import Console
 from slurm_cluster import SlurmCluster
 
 from horovod_study import cli
-from horovod_study.cluster.jobs import JobBook, job_folder, read_job, read_jobs, read_note, write_job
+from horovod_study.cluster.slurm import JobBook, job_folder, read_job, read_jobs, read_note, write_job
 from horovod_study.errors import StudyError
 from horovod_study.records import read_run
 from horovod_study.studies.job import EXIT_STOPPED

@@ -25,7 +25,7 @@ from horovod_study.studies.designs import (
     ratio_of,
 )
 from horovod_study.studies.ledger import Ledger
-from horovod_study.studies.sweep import StudyCells
+from horovod_study.studies.study_file import StudyCells
 
 # --------------------------------------------------------------------------------------------------- known answers
 

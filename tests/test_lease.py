@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from make.waiting import PATIENCE_S, until
 from rich.console import Console
 
-from horovod_study.cluster import alive, jobs
+from horovod_study.cluster import alive
+from horovod_study.cluster import slurm as jobs
 from horovod_study.errors import StudyError
 from horovod_study.studies import lease, runner
 from horovod_study.studies.attempt import Interruption

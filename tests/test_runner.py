@@ -23,13 +23,12 @@ from horovod_study import records
 from horovod_study.cluster import slurm
 from horovod_study.cluster.launch import Site
 from horovod_study.cluster.process import marked_processes, stop_marked
-from horovod_study.cluster.reason import failure_reason
 from horovod_study.config.documents import load_yaml
 from horovod_study.config.partitions import Host, parse_hosts
 from horovod_study.config.run import Placement
 from horovod_study.errors import StudyError
 from horovod_study.studies import attempt, lease, ledger, runner, study_file
-from horovod_study.studies.attempt import Interruption
+from horovod_study.studies.attempt import Interruption, failure_reason
 from horovod_study.studies.plan import Estimate, TimeLeft
 from horovod_study.studies.study_file import StudyConfig, sweep_of
 from horovod_study.text.progress import duration

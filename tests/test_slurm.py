@@ -20,13 +20,22 @@ from make.properties import examples
 from make.wording import Golden
 from rich.console import Console
 
-from horovod_study.cluster.jobs import Note, read_job, read_jobs, write_note
-from horovod_study.cluster.slurm import Allocation, allocate, directives, script, slurm_time, submit_environment
+from horovod_study.cluster.slurm import (
+    Allocation,
+    Note,
+    allocate,
+    directives,
+    read_job,
+    read_jobs,
+    script,
+    slurm_time,
+    submit_environment,
+    write_note,
+)
 from horovod_study.config.partitions import Partition, find_partition
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.studies.plan import cancel_jobs, check_folder, submit_cells
-from horovod_study.studies.study_file import StudyConfig, sweep_of
-from horovod_study.studies.sweep import StudyCells
+from horovod_study.studies.study_file import StudyCells, StudyConfig, sweep_of
 from horovod_study.workload.options import StrainConfig
 
 GOLDEN = Path(__file__).parent / "golden"

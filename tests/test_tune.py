@@ -23,8 +23,7 @@ from horovod_study.studies import runner, turns
 from horovod_study.studies.attempt import record_in, record_of
 from horovod_study.studies.designs import arms_of, base_of, knobs_of, library_values, tune
 from horovod_study.studies.runner import RunOptions
-from horovod_study.studies.study_file import StudyConfig, load_study
-from horovod_study.studies.sweep import StudyCells
+from horovod_study.studies.study_file import StudyCells, StudyConfig, load_study
 from horovod_study.workload.options import STRAIN, StrainConfig
 
 RUNTIME = "horovod/mpi"

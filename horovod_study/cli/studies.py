@@ -50,7 +50,7 @@ def next_runs(options: argparse.Namespace) -> Result:
     cells = [cell for cell in study.cells() if cell.runtime != "serial"] or study.cells()
     counts = {cell.placement.workers for cell in cells}
     doubled = {2**power for power in range(20) if min(counts) <= 2**power <= max(counts)}
-    target = options.next or study.asked_workers or 4 * max(counts)
+    target = options.next or int(f"{study.question or 0}".split()[-1]) or 4 * max(counts)
     # A new run takes what those like it took; of other counts the usual time is the best guess.
     times = [Estimate(past_durations(ledger.directory)).expected(cell, at_most_s=study.timeout_s)[0] for cell in cells]
     points = points_of(with_series(records.run_table(ledger.directory, only=ledger.current_directories())))
@@ -257,7 +257,7 @@ def _status_arguments(add: Parser) -> None:
 def status(options: argparse.Namespace) -> int | Result:
     """Show the state of a study or of a run; end it."""
     from horovod_study.recording.command import before_the_first_step
-    from horovod_study.studies.watch import run_view, study_view, watch
+    from horovod_study.studies.plan import run_view, study_view, watch
 
     one = options.study.is_dir() or before_the_first_step(options.study)
     study: Any = None if one else _study(options)

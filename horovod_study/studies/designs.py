@@ -48,8 +48,7 @@ from horovod_study.studies import turns
 from horovod_study.studies.attempt import INTERRUPTED, record_in
 from horovod_study.studies.ledger import Ledger, read_ledger, set_aside, set_aside_part_blocks
 from horovod_study.studies.runner import AGAIN, Design, RunOptions, StudyResult, end_unattended, follow
-from horovod_study.studies.study_file import StudyConfig, sweep_of
-from horovod_study.studies.sweep import StudyCells
+from horovod_study.studies.study_file import StudyCells, StudyConfig, sweep_of
 from horovod_study.studies.turns import Policy, apart_because, rates, worker_mb
 from horovod_study.text.numbers import quoted
 from horovod_study.text.progress import duration, show

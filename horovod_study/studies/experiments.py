@@ -27,7 +27,7 @@ from horovod_study.records import RunRecord, read_steps, step_ranks
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.attempt import record_in
 from horovod_study.studies.runner import RunOptions, run_all
-from horovod_study.studies.sweep import StudyCells
+from horovod_study.studies.study_file import StudyCells
 from horovod_study.text.progress import say
 from horovod_study.workload.options import STRAIN, StrainConfig, strain_config
 from horovod_study.workload.schedule import lr_factor

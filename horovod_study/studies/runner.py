@@ -28,10 +28,10 @@ from rich.text import Text
 
 from horovod_study.cluster import process
 from horovod_study.cluster.identity import identify, remember
-from horovod_study.cluster.jobs import JOBS, JobBook
 from horovod_study.cluster.launch import HERE, Site, site_of
 from horovod_study.cluster.process import GRACE_S, marked_below, stop_marked
 from horovod_study.cluster.remote import other_hosts, run_on, stop_marked_on
+from horovod_study.cluster.slurm import JOBS, JobBook
 from horovod_study.config.partitions import Host
 from horovod_study.config.roles import Role
 from horovod_study.config.run import Cell, Placement, available_cores
@@ -48,7 +48,7 @@ from horovod_study.studies.attempt import Lane, attempt, sweep
 from horovod_study.studies.lease import Held, Lease, acquire, latest, require_free
 from horovod_study.studies.ledger import Entry, Ledger
 from horovod_study.studies.plan import Estimate, Plan, cancel_jobs, plan_study, submit_cells
-from horovod_study.studies.sweep import StudyCells
+from horovod_study.studies.study_file import StudyCells
 from horovod_study.studies.turns import Aim, Conductor, Policy, groups, sees_steps, until_asked_for, worker_mb
 from horovod_study.text.progress import duration, show
 from horovod_study.text.words import plural
@@ -60,7 +60,7 @@ _WAKE_S = 0.25  # how soon Ctrl-C is noticed
 _ANSWER_S = 30.0  # beyond the grace: how long `cancel` waits for whoever runs the cell
 _NAMED = 24  # cells of a block that are named before it is run
 _HOST = "host-"  # claims of those who run cells on a host, so that no two do
-_Ended = Generator[attempts.CellRun, Any, tuple[str, str, float]]  # state, reason and seconds
+_Ended = Generator[attempts.RankRun, Any, tuple[str, str, float]]  # state, reason and seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -249,11 +249,6 @@ class _Runner:
             submit_cells(self._sweep, there, console=console, dry_run=True)
         return StudyResult(ledger=ledger, planned_only=True)
 
-    def _site(self, placement: Placement) -> Site:
-        """Return where a placement goes; StudyError where there are too few hosts or slots."""
-        partition = self._sweep.partitions[placement.partition]
-        return site_of(partition, placement, oversubscribe=self._options.oversubscribe)
-
     def _plan(self, ledger: Ledger, *, table: bool = False) -> tuple[Plan, list[Cell], list[Cell]]:
         """Return what is to be done after saying so, with `table` at length; refuse what would fail in every cell.
 
@@ -267,7 +262,7 @@ class _Runner:
         there = [cell for each in plan.allocations for cell in each.cells]
         here = list(plan.cells[: len(plan.cells) - len(there)])
         shared = self._refuse_sharing(here)
-        self._sites = {each: self._site(each) for each in dict.fromkeys(cell.placement for cell in here)}
+        self._sites = {each: self._place(cell) for each, cell in {cell.placement: cell for cell in here}.items()}
         if self._sweep.cells and (note := self._sweep.cells[0].config.workload.note):
             show(console, note)
         attempts.require_launchers(here, options.launch, self._sites)
@@ -278,9 +273,12 @@ class _Runner:
         return plan, here, there
 
     def _place(self, cell: Cell) -> Site:
+        """Return where a cell goes; StudyError where there are too few hosts or slots."""
         # A port of its own where ranks of several hosts meet: that of the cell before may be in use.
-        site = self._sites[cell.placement]
-        return site if site.alone else self._site(cell.placement)
+        if (site := self._sites.get(cell.placement)) is None or not site.alone:
+            partition = self._sweep.partition_of(cell)
+            site = site_of(partition, cell.placement, oversubscribe=self._options.oversubscribe)
+        return site
 
     def _refuse_sharing(self, cells: Sequence[Cell]) -> list[str]:
         """Refuse workers that would have to share cores or GPUs of this machine; when that is wanted, say so."""
@@ -511,7 +509,7 @@ class Grid:
 
     def _turn(
         self, cell: Cell, ahead: Sequence[Cell], conductor: Conductor | None
-    ) -> Generator[attempts.CellRun, Any, tuple[str, float] | None]:
+    ) -> Generator[attempts.RankRun, Any, tuple[str, float] | None]:
         """Run one cell under its claim and release it with how it ended; return that, and how many seconds it took.
 
         None: it was not for us to run.
@@ -567,7 +565,7 @@ class Grid:
         how: dict[str, Any] = {"config": self.directory / "cells" / f"{cell.key}.yaml", "launch": options.launch}
         how |= {"log": ledgers.log_path(self.directory, cell), "cores": own, "site": site}
         how |= {"resume": resume, "checkpoint": not self.sweep.equal_steps, "timeout_s": self.sweep.timeout_s}
-        run = attempts.CellRun(cell=cell, out=out, grace_s=options.grace_s, watch=watch, **how)
+        run = attempts.RankRun(cell=cell, out=out, grace_s=options.grace_s, watch=watch, **how)
         attempt: attempts.Attempt = yield run if conductor is None else conductor.with_turns(run, cell.key, self.stop)
         if attempt.unreached:
             show(self.console, f"warning: {attempt.unreached}")
@@ -672,7 +670,7 @@ def smoke_test(cells: Sequence[Cell], sites: Mapping[Placement, Site], grid: Gri
             how |= {"site": site, "launch": grid.options.launch, "grace_s": grid.options.grace_s}
             # Other trainings may read their data for minutes before the first step.
             limit_s = LIMIT_S if foreign or cell.config.workload.small is not None else 600.0
-            ended = attempt(attempts.CellRun(cell=cell, timeout_s=limit_s, **how), stop)
+            ended = attempt(attempts.RankRun(cell=cell, timeout_s=limit_s, **how), stop)
             if ended.unreached:
                 show(console, f"warning: {ended.unreached}")
             # A command of which no step is seen cannot be ended after some: that it does not fail so soon is enough.

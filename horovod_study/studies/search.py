@@ -332,7 +332,7 @@ class _Search:
             return None
         return lease
 
-    def _run(self, trial: Trial, lease: leases.Lease) -> Generator[attempts.CellRun, Any, _Outcome | None]:
+    def _run(self, trial: Trial, lease: leases.Lease) -> Generator[attempts.RankRun, Any, _Outcome | None]:
         """Run a trial, unless its run has ended before, and return how it ended; None: it is left open."""
         name = _name(trial.number)
         # The seed depends on the trial and not on who runs it: commands that start together do not draw the same.
@@ -373,7 +373,7 @@ class _Search:
                     leases.move_run(out, folder / leases.ATTEMPTS)
                 paths = {"config": folder / "configs" / f"{name}.yaml", "log": folder / f"logs/{name}.log"}
                 how: dict[str, Any] = {"launch": attempts.local_launch, "timeout_s": self._search.timeout_s, **paths}
-                ended = yield attempts.CellRun(cell=cell, out=out, resume=resume, watch=watch, **how)
+                ended = yield attempts.RankRun(cell=cell, out=out, resume=resume, watch=watch, **how)
         except Held:  # somebody trains in its directory who runs no search
             return None
         if ended is not None and ended.state in (self._stop.state, "stopped", attempts.TAKEN_OVER):

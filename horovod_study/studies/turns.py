@@ -36,8 +36,8 @@ from horovod_study.measure.clock import now, sleep
 from horovod_study.measure.environment import busy_s
 from horovod_study.recording.rank.turns import TURNS, Channel
 from horovod_study.records import TurnSlice, read_run, read_turns
-from horovod_study.studies.attempt import CellRun, Interruption, Running, Verdict, record_in
-from horovod_study.studies.sweep import StudyCells
+from horovod_study.studies.attempt import Interruption, RankRun, Running, Verdict, record_in
+from horovod_study.studies.study_file import StudyCells
 from horovod_study.text.progress import duration
 
 SLICE_S = (0.25, 0.5)
@@ -301,7 +301,7 @@ class Conductor:
         self._wake()
         return {TURNS: f"127.0.0.1:{self._listener.getsockname()[1]}:{self._cells[run].token}"}
 
-    def with_turns(self, run: CellRun, name: str, stop: Interruption) -> CellRun:
+    def with_turns(self, run: RankRun, name: str, stop: Interruption) -> RankRun:
         """Return a run whose ranks know where to ask for turns; who is to be ended is told to go on before."""
 
         def watch(running: Running) -> Verdict | None:
