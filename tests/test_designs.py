@@ -20,7 +20,7 @@ from test_tune import study_of
 from horovod_study import records
 from horovod_study.cluster.launch import LaunchLine, cell_environment
 from horovod_study.config.run import Cell
-from horovod_study.studies import attempt, designs, experiments
+from horovod_study.studies import attempt, bench, designs
 from horovod_study.studies.runner import RunOptions, follow
 from horovod_study.studies.search import load_search, run_search
 
@@ -80,12 +80,12 @@ def trials(folder: Path, how: Callable[..., RunOptions]) -> None:
 
 
 def lr_range(folder: Path, how: Callable[..., RunOptions]) -> None:
-    config = experiments.range_config(None, {"steps": 60}, low=1e-4, high=1e-1)
-    experiments.run_range(config, folder / "range")
+    config = bench.range_config(None, {"steps": 60}, low=1e-4, high=1e-1)
+    bench.run_range(config, folder / "range")
 
 
 def arms(folder: Path, how: Callable[..., RunOptions]) -> None:
-    experiments.run_experiment({}, folder / "arms", runtimes=("mpi/mpi",), workers=2, rounds=2, turns=False)
+    bench.run_experiment({}, folder / "arms", runtimes=("mpi/mpi",), workers=2, rounds=2, turns=False)
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, set[str]]]:
         quick: dict[str, Any] = {"launch": launch, "smoke": False, "watch_load_s": 0.0, "grace_s": 0.3, "cores": 2}
         how = partial(RunOptions, **quick)
         monkeypatch.setattr(attempt, "local_launch", launch)
-        monkeypatch.setattr(experiments, "RunOptions", lambda **told: how(**{**told, **quick}))
+        monkeypatch.setattr(bench, "RunOptions", lambda **told: how(**{**told, **quick}))
         monkeypatch.setattr(designs, "apart_because", lambda cells: "of a test")
         with suppress(KeyboardInterrupt):
             design(folder, how)

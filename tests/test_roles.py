@@ -120,8 +120,7 @@ OF_STRAIN = {
     "cli/benchmarks.py": "benchmarks of the worked example",
     "cli/strain.py": "verbs of the worked example",
     "programs/": "benchmarks and proofs of the worked example",
-    "studies/bench.py": "a benchmark of the worked example, and the proof by it that averaging is right",
-    "studies/experiments.py": "a range test of the worked example's schedule",
+    "studies/bench.py": "benchmark and range test of the worked example, and the proof by it that averaging is right",
 }
 """Programs and experiments of the package's own training, which know it by name, and why."""
 

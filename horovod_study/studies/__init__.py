@@ -5,7 +5,7 @@
     attempt, lease, turns, runner    how cells are run: attempts and the engine, by one holder, in turns, all
     job                              the program inside a job of Slurm
     designs, search                  designs: `run A B`, a race of settings, hyper-parameters
-    experiments, bench               designs of single verbs, and programs that ranks run (programs/)
+    bench                            designs of single verbs, and programs that ranks run (programs/)
 
 docs/studies.md says what is in the folder of a study.
 """
