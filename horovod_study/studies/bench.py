@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -59,9 +59,6 @@ from horovod_study.text.words import plural
 from horovod_study.workload import dataset as data
 from horovod_study.workload.options import STRAIN, StrainConfig, strain_config
 from horovod_study.workload.schedule import lr_factor, scaled_lr
-
-if TYPE_CHECKING:  # PyTorch is for the ranks
-    from horovod_study.comm import Launch
 
 Plain = Mapping[str, Any]  # Plain values by name, as JSON has them
 Names = Sequence[str] | None  # Asked for by name; None: whatever is there
@@ -289,8 +286,8 @@ def bench_document(
     workers, model, jobs, unavailable. In a launch only rank 0 returns; the others end here, and so does rank 0 after a
     StudyError, having printed it.
     """
-    from horovod_study.comm import detect
-    from horovod_study.programs.microbench import model_facts
+    from horovod_study.comm import detect, open_backend
+    from horovod_study.programs.microbench import measure, model_facts
 
     launch = detect(os.environ)
     launched = launch.workers > 1
@@ -313,7 +310,15 @@ def bench_document(
         plan = {"sizes": message_sizes(**row, workers=count, model=model), "insist": transport is not None, **plan}
         if not launched:
             return run_bench(jobs, plan, model, out, workers=count, keep=line.keep, on_progress=on_progress)
-        found = _measure_here(plan, launch, transport, runtime, on_progress)
+        # In the launch that this process is a rank of: its own runtime, and all transports that it can carry.
+        backend = open_backend(
+            _config((*(runtime or ()), "auto")[0], batch=plan["batch"], widths=plan["widths"]), launch
+        )
+        plan |= {"transports": _RAW if transport is None else transport, "runtime": True, "machine": True}
+        found = measure(plan, backend, on_progress=on_progress)
+        backend.close()
+        if launch.rank:
+            leave(0)
         return {"workers": count, "model": model, "jobs": [found], "unavailable": found["missing"]}
 
 
@@ -325,21 +330,6 @@ def finish(code: int) -> int:
         if detect(os.environ).workers > 1:
             leave(code)
     return code
-
-
-def _measure_here(plan: Plain, launch: "Launch", transports: Names, runtimes: Names, told: Told) -> dict[str, Any]:
-    """Measure in the launch that this process is a rank of: its own runtime, and all transports that it can carry."""
-    from horovod_study.comm import open_backend
-    from horovod_study.programs.microbench import measure
-
-    asked = runtimes[0] if runtimes else "auto"
-    backend = open_backend(_config(asked, batch=plan["batch"], widths=plan["widths"]), launch)
-    plan = {**plan, "transports": _RAW if transports is None else transports, "runtime": True, "machine": True}
-    found = measure(plan, backend, on_progress=told)
-    backend.close()
-    if launch.rank:
-        leave(0)
-    return found
 
 
 def measure_timers(

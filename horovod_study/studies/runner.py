@@ -226,7 +226,7 @@ class _Runner:
                 seconds, cores = options.watch_load_s, sorted(os.sched_getaffinity(0))
                 watched = seconds > 0 and any(site.alone for site in self._sites.values())
                 others = process.OtherPrograms(cores) if watched else None
-                if others and (told := process.disturbance(others, len(cores), after_s=seconds)):
+                if others and (told := others.told(after_s=seconds)):
                     show(console, f"warning: {told}; times will not be those of a quiet machine")
                 broken_off = grid.run(here, total=every, ended=every - len(here))
             waiting = len(places) < len(sweep.partitions)
@@ -578,7 +578,7 @@ class Grid:
             self._estimate.add(cell.runtime, cell.placement.workers, attempt.seconds)
         if attempt.done and conductor is not None:
             append_turns(self.directory, conductor.slices_of(cell.key))
-        if attempt.done and others is not None and (told := process.disturbance(others, len(available))):
+        if attempt.done and others is not None and (told := others.told()):
             self._warn(f"{told} while that cell ran; its times are not those of a quiet machine")
         return attempt.state, attempt.reason, attempt.seconds
 
