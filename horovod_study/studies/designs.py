@@ -650,7 +650,10 @@ def tune(study: StudyConfig, runs_dir: Path, texts: Sequence[str], options: RunO
     if ended is not None and ended.interrupted:
         show(console, f"interrupted; continue with: {options.command}")
         return False
-    for line in (*_table(race, left_out), "", *run_lines(base, race.chosen)):
+    given = {name: value for name, value in vars(base.config).items() if name == "horovod_build" and value}
+    given = {"threads": base.config.threads, **given, **race.chosen.values}
+    head = f"# for a study file with runtime: {base.runtime} in its sweep"
+    for line in (*_table(race, left_out), "", head, *yaml.safe_dump({"run": given}, sort_keys=False).splitlines()):
         show(console, line)
     return True
 
@@ -706,22 +709,19 @@ class _Heats:
             ledger = yield sweep
             self.used_s, self.launches = self.used_s + now() - self._began, self.launches + len(cells)
         failed = {self._names[each.key]: each.reason for each in ledger.entries if each.state != "done"}
-        found = self._slices([cell for cell in cells if cell.label not in failed])
+        found = [] if self.alone else rates(read_turns(self.sweep.directory), self._names)
+        if not found or {cell.label for cell in cells} - failed.keys() - {each.cell for each in found}:
+            # One after the other, or so short that one was over before its first turn: a launch is a round.
+            records = {cell.label: record_in(self.sweep.directory / cell.key) for cell in cells}
+            speeds = {arm: record.totals.get("samples_per_s") for arm, record in records.items() if record is not None}
+            named = {arm: speed for arm, speed in speeds.items() if speed and arm not in failed}
+            found = [Slice(launch="", round=0, cell=arm, rate=speed) for arm, speed in named.items()]
         slices = [replace(each, launch=f"{heat.what}/{heat.number:03d}/{each.launch}") for each in found]
         for arm in {each.label for each in cells} - {each.cell for each in slices} - set(failed):
             failed[arm] = "it trained too little to be measured; give the study more seconds"
         left = duration(max(0.0, self.lasts_s - self.used_s))
         show(self.console, f"  {heat.what} {heat.number}: {len(heat.arms)} settings; at most {left} left")
         return slices, failed
-
-    def _slices(self, cells: Sequence[Cell]) -> list[Slice]:
-        found = [] if self.alone else rates(read_turns(self.sweep.directory), self._names)
-        if found and {each.cell for each in found} >= {cell.label for cell in cells}:
-            return found
-        # One after the other, or so short that one was over before its first turn: a launch is a round.
-        records = {cell.label: record_in(self.sweep.directory / cell.key) for cell in cells}
-        speeds = {arm: record.totals.get("samples_per_s") for arm, record in records.items() if record is not None}
-        return [Slice(launch="", round=0, cell=arm, rate=speed) for arm, speed in speeds.items() if speed]
 
 
 def _table(race: Race, left_out: Mapping[str, str]) -> list[str]:
@@ -741,10 +741,3 @@ def _table(race: Race, left_out: Mapping[str, str]) -> list[str]:
     if race.chosen is not race.arms[0]:
         lines.append(f"  over the shipped settings: {words(race.gain(race.chosen, race.confirming))}, launched again")
     return lines
-
-
-def run_lines(base: Cell, chosen: Candidate) -> list[str]:
-    """Return the chosen settings as lines of a study file whose sweep has the runtime."""
-    own = {name: value for name, value in vars(base.config).items() if name == "horovod_build" and value}
-    text = yaml.safe_dump({"run": {"threads": base.config.threads, **own, **chosen.values}}, sort_keys=False)
-    return [f"# for a study file with runtime: {base.runtime} in its sweep", *text.splitlines()]

@@ -116,7 +116,16 @@ def run_sweep(sweep: StudyCells, options: RunOptions, *, console: Console | None
 
 def show_plan(sweep: StudyCells, options: RunOptions, *, console: Console | None = None) -> StudyResult:
     """Print what `run_sweep` would do, with launch lines and what would be submitted. Nothing runs."""
-    return _Runner(sweep, options, console).show()
+    runner, ledger = _Runner(sweep, options, console), ledgers.read_ledger(sweep)
+    console, directory = console or Console(), sweep.directory
+    _, here, there = runner._plan(ledger, table=True)
+    for cell in {cell.label: cell for cell in here}.values():
+        out, config = directory / cell.key, directory / "cells" / f"{cell.key}.yaml"
+        line = options.launch(cell, config, out, site=runner._sites[cell.placement])
+        show(console, f"# {cell.label}\n{shlex.join(line.argv)}\n")
+    if there:
+        submit_cells(sweep, there, console=console, dry_run=True)
+    return StudyResult(ledger=ledger, planned_only=True)
 
 
 def retry_cells(
@@ -236,18 +245,6 @@ class _Runner:
             result = StudyResult(ledger=ledger, interrupted=stop.requested, submitted=waiting, aimed=aimed)
         _conclude(result, broken_off, options, console, told=plan.ledger.summary())
         return result
-
-    def show(self) -> StudyResult:
-        """Print what `run` would do."""
-        ledger, console = ledgers.read_ledger(self._sweep), self._console
-        _, here, there = self._plan(ledger, table=True)
-        for cell in {cell.label: cell for cell in here}.values():
-            out, config = self._directory / cell.key, self._directory / "cells" / f"{cell.key}.yaml"
-            line = self._options.launch(cell, config, out, site=self._sites[cell.placement])
-            show(console, f"# {cell.label}\n{shlex.join(line.argv)}\n")
-        if there:
-            submit_cells(self._sweep, there, console=console, dry_run=True)
-        return StudyResult(ledger=ledger, planned_only=True)
 
     def _plan(self, ledger: Ledger, *, table: bool = False) -> tuple[Plan, list[Cell], list[Cell]]:
         """Return what is to be done after saying so, with `table` at length; refuse what would fail in every cell.
