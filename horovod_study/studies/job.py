@@ -17,9 +17,8 @@ import platform
 import re
 import signal
 import sys
-import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,7 +40,7 @@ from horovod_study.measure.clock import sleep, utc_now
 from horovod_study.records import RunRecord, create_run
 from horovod_study.studies import attempt as attempts
 from horovod_study.studies.attempt import Interruption, record_in
-from horovod_study.studies.lease import CLAIMS, Held, acquire
+from horovod_study.studies.lease import CLAIMS, Held, acquire, touching
 from horovod_study.studies.ledger import read_ledger, set_aside
 from horovod_study.studies.runner import Grid, RunOptions, StudyResult
 from horovod_study.studies.study_file import StudyCells
@@ -167,8 +166,10 @@ def run_job(job: slurm.Job, directory: Path, task: int, inside: Inside, *, until
     cells: tuple[Cell, ...] = ()
     with (
         JobSignals(inside.job_id, restarts=restarts, ends=ends, ask=inside.ask) as stop,
-        _refreshed(slurm.note_path(directory, job.name, task)),
+        ExitStack() as stack,
     ):
+        # By this others see that it is there.
+        stack.callback(touching(lambda: os.utime(slurm.note_path(directory, job.name, task)), 30.0).set)
         try:
             sweep = contents(job, directory, task)
             cells = sweep.cells
@@ -295,23 +296,6 @@ def seconds_left(environ: Mapping[str, str], limit_s: float, *, present: Callabl
     end = whole_number("SLURM_JOB_END_TIME", environ)
     seconds = datetime.now(UTC).timestamp() if present is None else present()
     return max(0.0, end - seconds) if end else limit_s
-
-
-@contextmanager
-def _refreshed(path: Path) -> Iterator[None]:
-    """Touch the note of a job twice a minute: by this others see that it is there."""
-    end = threading.Event()
-
-    def touch() -> None:
-        while not end.wait(30.0):
-            with suppress(OSError):
-                os.utime(path)
-
-    threading.Thread(target=touch, daemon=True, name="note").start()
-    try:
-        yield
-    finally:
-        end.set()
 
 
 if __name__ == "__main__":
