@@ -30,7 +30,7 @@ from horovod_study.config.run import Cell, available_cores, local_cell
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, sleep, utc_now
 from horovod_study.records import TurnSlice
-from horovod_study.studies.attempt import Attempt, CellRun, Interruption, Lane, sweep
+from horovod_study.studies.attempt import Attempt, Interruption, Lane, RankRun, sweep
 from horovod_study.studies.turns import Conductor
 from horovod_study.text.progress import say
 from horovod_study.workload import dataset
@@ -42,11 +42,11 @@ LIMITS = {"rate": 0.01, "waiting": 0.01}
 WATCHED_S = 4.0
 
 
-def alternate(conductor: Conductor, runs: Mapping[str, CellRun], stop: Interruption) -> dict[str, Attempt]:
+def alternate(conductor: Conductor, runs: Mapping[str, RankRun], stop: Interruption) -> dict[str, Attempt]:
     """Run cells in turns and return how each has ended, by the names that `conductor` knows them by."""
     ended: dict[str, Attempt] = {}
 
-    def lane(name: str, run: CellRun) -> Lane:
+    def lane(name: str, run: RankRun) -> Lane:
         try:
             while not stop.requested and not conductor.may_start(name):
                 yield None
@@ -119,7 +119,7 @@ def measure(runtime: str, *, workers: int, data: str, rounds: int, undivided_s: 
     cells = {f"{runtime.replace('/', '-')}-{repeat}": cell(runtime, workers, data, repeat) for repeat in (0, 1)}
     turns = Halves(list(cells), rounds=rounds, undivided_s=undivided_s)
     runs = {
-        name: CellRun(cell=each, out=folder / name, config=folder / f"{name}.yaml", log=folder / f"{name}.log")
+        name: RankRun(cell=each, out=folder / name, config=folder / f"{name}.yaml", log=folder / f"{name}.log")
         for name, each in cells.items()
     }
     with Interruption() as stop:

@@ -33,7 +33,7 @@ from horovod_study.errors import AnalysisError, ConfigError, StudyError
 from horovod_study.records import RunTurns, TurnSlice, finite, read_turns
 from horovod_study.report.terminal import attribution_table, write_attribution
 from horovod_study.studies import turns
-from horovod_study.studies.experiments import arms_of, cells_of, run_experiment
+from horovod_study.studies.bench import arms_of, cells_of, run_experiment
 from horovod_study.studies.runner import RunOptions
 
 LAPS = {"residual": 0.05, "data": 0.1, "forward": 0.25, "backward": 0.5, "update": 0.1}
@@ -372,14 +372,14 @@ def test_arms_of_a_launch_train_in_turns_and_a_broken_one_is_made_again(
 ) -> None:
     monkeypatch.setattr(turns, "WARM_S", 0.02)
     monkeypatch.setattr(turns, "SLICE_S", (0.02, 0.02))
-    monkeypatch.setattr("horovod_study.studies.experiments.available_cores", lambda: 2)
+    monkeypatch.setattr("horovod_study.studies.bench.available_cores", lambda: 2)
     options = RunOptions
 
     def run(told: str, **how: Any) -> list[str]:
         wanted = {"runtimes": ["mpi/mpi"], "workers": 2, "rounds": 2, **how}
         launch = fake_launch({"*": "turns", "mpi/mpi/2/1": told})
         own = partial(options, launch=launch, watch_load_s=0.0)
-        monkeypatch.setattr("horovod_study.studies.experiments.RunOptions", own)
+        monkeypatch.setattr("horovod_study.studies.bench.RunOptions", own)
         return [path.name for path in run_experiment({"steps": 100, "device": "cpu"}, tmp_path, **wanted)]
 
     def launches() -> dict[str, list[int]]:

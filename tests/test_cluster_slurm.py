@@ -18,14 +18,14 @@ from rich.console import Console
 from slurm_cluster import SlurmCluster
 
 from horovod_study import cli
-from horovod_study.cluster.jobs import JobBook, job_folder, read_job, read_jobs, read_note, write_job
+from horovod_study.cluster.slurm import JobBook, job_folder, read_job, read_jobs, read_note, write_job
 from horovod_study.errors import StudyError
 from horovod_study.records import read_run
 from horovod_study.studies.job import EXIT_STOPPED
 from horovod_study.studies.ledger import Ledger, read_ledger
+from horovod_study.studies.plan import submit_cells
 from horovod_study.studies.runner import RunOptions, StudyResult, cancel_cells, run_sweep, show_plan
 from horovod_study.studies.study_file import StudyConfig, load_study, sweep_of
-from horovod_study.studies.submit import submit_cells
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.horovod]
 
@@ -277,7 +277,7 @@ def test_what_slurm_refuses_is_said_in_its_words_and_starts_nothing(cluster: Slu
 def test_a_task_of_an_array_is_cancelled_and_its_neighbour_goes_on(
     cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("horovod_study.studies.submit.Estimate.expected", lambda *_, **__: (400.0, ""))
+    monkeypatch.setattr("horovod_study.studies.plan.Estimate.expected", lambda *_, **__: (400.0, ""))
     path = study_file(tmp_path, seconds=1, runtime="ddp/gloo, mpi/mpi")
     (tmp_path / "partitions" / "main.yaml").write_text(PARTITION.replace("3600", "900"))
     study, runs = load_study(path), tmp_path / "runs"

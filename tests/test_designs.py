@@ -20,7 +20,7 @@ from test_tune import study_of
 from horovod_study import records
 from horovod_study.cluster.launch import LaunchLine, cell_environment
 from horovod_study.config.run import Cell
-from horovod_study.studies import attempt, experiments, tune
+from horovod_study.studies import attempt, bench, designs
 from horovod_study.studies.runner import RunOptions, follow
 from horovod_study.studies.search import load_search, run_search
 
@@ -72,7 +72,7 @@ def pairs(folder: Path, how: Callable[..., RunOptions]) -> None:
 
 
 def halving(folder: Path, how: Callable[..., RunOptions]) -> None:
-    tune.tune(study_of(folder), folder, ["cycle_time_ms=0.2,1", "cache_capacity=0"], how(command="again"), QUIET)
+    designs.tune(study_of(folder), folder, ["cycle_time_ms=0.2,1", "cache_capacity=0"], how(command="again"), QUIET)
 
 
 def trials(folder: Path, how: Callable[..., RunOptions]) -> None:
@@ -80,12 +80,12 @@ def trials(folder: Path, how: Callable[..., RunOptions]) -> None:
 
 
 def lr_range(folder: Path, how: Callable[..., RunOptions]) -> None:
-    config = experiments.range_config(None, {"steps": 60}, low=1e-4, high=1e-1)
-    experiments.run_range(config, folder / "range")
+    config = bench.range_config(None, {"steps": 60}, low=1e-4, high=1e-1)
+    bench.run_range(config, folder / "range")
 
 
 def arms(folder: Path, how: Callable[..., RunOptions]) -> None:
-    experiments.run_experiment({}, folder / "arms", runtimes=("mpi/mpi",), workers=2, rounds=2, turns=False)
+    bench.run_experiment({}, folder / "arms", runtimes=("mpi/mpi",), workers=2, rounds=2, turns=False)
 
 
 @pytest.fixture
@@ -98,8 +98,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, set[str]]]:
         quick: dict[str, Any] = {"launch": launch, "smoke": False, "watch_load_s": 0.0, "grace_s": 0.3, "cores": 2}
         how = partial(RunOptions, **quick)
         monkeypatch.setattr(attempt, "local_launch", launch)
-        monkeypatch.setattr(experiments, "RunOptions", lambda **told: how(**{**told, **quick}))
-        monkeypatch.setattr(tune, "apart_because", lambda cells: "of a test")
+        monkeypatch.setattr(bench, "RunOptions", lambda **told: how(**{**told, **quick}))
+        monkeypatch.setattr(designs, "apart_because", lambda cells: "of a test")
         with suppress(KeyboardInterrupt):
             design(folder, how)
         paths = [path.parent for path in folder.glob("*/*/run.json") if path.parent.parent.name != ".attempts"]

@@ -12,16 +12,16 @@ import horovod_study
 from horovod_study.cluster.process import marked_processes
 from horovod_study.config.run import Cell, local_cell
 from horovod_study.records import read_run
-from horovod_study.studies.attempt import PRUNED, Attempt, CellRun, Interruption, Lane, Running, attempt, sweep
+from horovod_study.studies.attempt import PRUNED, Attempt, Interruption, Lane, RankRun, Running, attempt, sweep
 from horovod_study.workload.options import StrainConfig
 
 ROOT = Path(horovod_study.__file__).parent
 ONE_PLACE = {
     "CellProcess": {"attempt.py"},
     "failure_reason": {"attempt.py"},
-    "is_follow_on": {"attempt.py", "reason.py"},
+    "is_follow_on": {"attempt.py"},
     "told_to_end": {"attempt.py", "ledger.py"},  # the ledger of records that a killed runner left
-    "launch_line": {"attempt.py", "submit.py"},  # submit.py shows the lines of a dry run
+    "launch_line": {"attempt.py", "plan.py"},  # plan.py shows the lines of a dry run
     "program_line": {"attempt.py", "launch.py"},
     "Running": {"attempt.py"},
 }
@@ -62,9 +62,9 @@ def cell(repeat: int = 0) -> Cell:
     return local_cell("serial", vars(StrainConfig(repeat=repeat, seconds=1)), workers=1, source="test")
 
 
-def run_of(folder: Path, told: str = "done", **changes: object) -> CellRun:
+def run_of(folder: Path, told: str = "done", **changes: object) -> RankRun:
     values = {"out": folder / "run", "config": folder / "run.yaml", "log": folder / "run.log", "grace_s": 0.3}
-    return CellRun(**{"cell": cell(), "launch": fake_launch({"*": told}), **values, **changes})
+    return RankRun(**{"cell": cell(), "launch": fake_launch({"*": told}), **values, **changes})
 
 
 def test_a_lane_hears_how_its_runs_ended_and_decides_what_comes_next(tmp_path: Path, golden: Golden) -> None:

@@ -454,8 +454,8 @@ def test_the_package_starts_no_python_without_the_safe_path() -> None:
                 safe = any("without_working_directory" in each or "line.environment" in each for each in environments)
                 if not safe and ("sys.executable" in source or "here.python" in source):
                     bare.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
-    # None of these starts a Python: Slurm's commands, py-spy with the process that it looks at, git.
-    others = ("cluster/slurm.py", "studies/submit.py", "workload/probes/profiling.py", "measure/environment.py")
+    # None of these starts a Python: py-spy with the process that it looks at, git.
+    others = ("workload/probes/profiling.py", "measure/environment.py")
     assert [each for each in bare if not each.startswith(others)] == []
 
 

@@ -11,9 +11,7 @@ from make.wording import Golden
 
 from horovod_study.analysis.paired import Slice
 from horovod_study.errors import StudyError
-from horovod_study.studies.ledger import Ledger
-from horovod_study.studies.sweep import StudyCells
-from horovod_study.studies.tune import (
+from horovod_study.studies.designs import (
     ALONE,
     EQUAL,
     IN_TURNS,
@@ -26,6 +24,8 @@ from horovod_study.studies.tune import (
     halving,
     ratio_of,
 )
+from horovod_study.studies.ledger import Ledger
+from horovod_study.studies.study_file import StudyCells
 
 # --------------------------------------------------------------------------------------------------- known answers
 

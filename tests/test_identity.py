@@ -260,7 +260,7 @@ def test_a_study_stops_when_its_source_is_changed_under_it(tmp_path, monkeypatch
             sweep=replace(sweep_of(study, tmp_path), directory=tmp_path),
             console=console,
             stop=Interruption(),
-            launch=fake_launch({}),
+            options=runner.RunOptions(command="", launch=fake_launch({})),
         ).run(study.cells())
 
     assert 2 == sum(records.read_run(path).status == "done" for path in records.run_directories(tmp_path))

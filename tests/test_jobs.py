@@ -16,8 +16,8 @@ from make.waiting import until
 from make.wording import Golden
 from rich.console import Console
 
-from horovod_study.cluster import jobs as jobs_module
-from horovod_study.cluster.jobs import (
+from horovod_study.cluster import slurm as jobs_module
+from horovod_study.cluster.slurm import (
     Job,
     JobBook,
     Note,

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from make.waiting import PATIENCE_S, until
 from rich.console import Console
 
-from horovod_study.cluster import alive, jobs
+from horovod_study.cluster import alive
+from horovod_study.cluster import slurm as jobs
 from horovod_study.errors import StudyError
 from horovod_study.studies import lease, runner
 from horovod_study.studies.attempt import Interruption
@@ -309,7 +310,7 @@ def test_cell_of_a_job_that_was_killed_is_run_at_once(tmp_path, monkeypatch, sta
         sweep=replace(sweep_of(study, tmp_path), directory=tmp_path),
         console=console,
         stop=Interruption(),
-        launch=fake_launch({}),
+        options=runner.RunOptions(command="", launch=fake_launch({})),
     ).run([cell])
 
     assert outcome in console.file.getvalue()

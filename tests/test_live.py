@@ -16,8 +16,8 @@ from rich.console import Console
 
 from horovod_study import cli
 from horovod_study.records import create_run, finish_run, read_run
-from horovod_study.studies import watch
-from horovod_study.studies.watch import RECENT_STEPS, run_now, run_view
+from horovod_study.studies import plan as watch
+from horovod_study.studies.plan import RECENT_STEPS, run_now, run_view
 
 LATE_S = 5e-3
 STEPS = 3 * RECENT_STEPS

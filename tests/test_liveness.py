@@ -19,11 +19,11 @@ from conftest import BIN, LAUNCHERS
 from make.waiting import PATIENCE_S, until
 
 from horovod_study import records
-from horovod_study.cluster.reason import failure_reason
 from horovod_study.comm.launch import Launch
 from horovod_study.comm.liveness import Liveness, is_lost_peer, named_ranks
 from horovod_study.measure.clock import LapClock
 from horovod_study.measure.recorder import Recorder
+from horovod_study.studies.attempt import failure_reason
 from horovod_study.workload import dataset
 
 # --------------------------------------------------------------------------------- what the libraries print

@@ -24,7 +24,7 @@ from horovod_study.cluster.process import marked_processes
 from horovod_study.errors import AnalysisError, ConfigError, RecordError, StudyError
 from horovod_study.records import finite
 from horovod_study.report.figures.convergence import drawing, write_lr_range
-from horovod_study.studies.experiments import range_config, run_range
+from horovod_study.studies.bench import range_config, run_range
 from horovod_study.studies.runner import RunOptions
 
 
@@ -274,8 +274,8 @@ def ranged(config, folder: Path, told: str = "done", **options):
 
     with pytest.MonkeyPatch.context() as patch:
         how = {"launch": launch, "watch_load_s": 0.0, "grace_s": 0.3}
-        patch.setattr("horovod_study.studies.experiments.RunOptions", partial(RunOptions, **how))
-        patch.setattr("horovod_study.studies.experiments.available_cores", lambda: 2)
+        patch.setattr("horovod_study.studies.bench.RunOptions", partial(RunOptions, **how))
+        patch.setattr("horovod_study.studies.bench.available_cores", lambda: 2)
         return run_range(config, folder, **options)
 
 

@@ -29,8 +29,8 @@ from horovod_study.cluster.process import marked_processes
 from horovod_study.config.roles import Role
 from horovod_study.config.run import COMMUNICATION
 from horovod_study.errors import ConfigError, StudyError
-from horovod_study.studies import pairs, turns
-from horovod_study.studies.pairs import Comparison, check_configs, pairs_of, read_side, sides_of, told
+from horovod_study.studies import designs, turns
+from horovod_study.studies.designs import Comparison, check_configs, pairs_of, read_side, sides_of, told
 from horovod_study.studies.runner import RunOptions, StudyResult, follow
 from horovod_study.workload.options import STRAIN
 
@@ -125,7 +125,7 @@ def start(out: Path, acts: Mapping[str, str] | None = None, **options: Any) -> D
 def made(out: Path, *, a: str = "horovod/mpi", b: str = "mpi/mpi", **options: Any) -> Comparison:
     given = options.pop("given", {"steps": "20"})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pairs, "available_cores", lambda: 2)
+        patch.setattr(designs, "available_cores", lambda: 2)
         return pairs_of((a, b), given, STRAIN, out, **{"workers": (1,), "blocks": 2, "turns": False, **options})
 
 
@@ -133,7 +133,7 @@ def starts(out: Path) -> list[str]:
     return (out / "starts.txt").read_text().split()
 
 
-def side(text: str, **common: str) -> pairs.Side:
+def side(text: str, **common: str) -> designs.Side:
     return read_side("A", text, common, STRAIN)
 
 

@@ -1,6 +1,8 @@
 """Which cores a cell gets, and who else uses them: the same cell the same cores, and other load told with its names."""
 
+import math
 import os
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -147,26 +149,23 @@ def test_other_programs_are_told_with_their_number_and_names(monkeypatch, golden
     programs = {(10, "matlab"): 8.0, (11, "matlab"): 4.0, (12, "firefox"): 3.0, (os.getpid(), "python"): 10.0}
     others = watched(monkeypatch, seconds=10.0, busy_s=25.0, own_s=10.0, programs=programs)
 
-    assert 1.5 == others.cores_used()
-    golden(process.disturbance(others, 2), "1.5", "2 cores", "1.2", "0.3")
+    golden(others.told(), "1.5", "2 cores", "1.2", "0.3")
 
 
 def test_own_cells_and_small_things_are_no_disturbance(monkeypatch):
     others = watched(monkeypatch, seconds=10.0, busy_s=20.0, own_s=18.0, programs={})
 
-    assert 0.2 == pytest.approx(others.cores_used())
-    assert process.disturbance(others, 2) is None
+    assert others.told() is None
 
 
 def test_too_short_a_look_tells_nothing(monkeypatch):
     others = watched(monkeypatch, seconds=0.1, busy_s=0.2, own_s=0.0, programs={})
 
-    assert others.cores_used() is None
-    assert process.disturbance(others, 2) is None
+    assert others.told() is None
 
 
-def test_look_at_this_machine_gives_numbers():
-    others = process.OtherPrograms(sorted(os.sched_getaffinity(0)))
-    sum(range(10**6))
+def test_look_at_this_machine_gives_a_line_or_nothing(monkeypatch):
+    monkeypatch.setattr(process, "BUSY_CORES", -math.inf)
+    told = process.OtherPrograms(sorted(os.sched_getaffinity(0))).told(after_s=0.4)
 
-    assert all(isinstance(name, str) for name in others.programs())
+    assert re.fullmatch(r"other programs use -?[0-9.]+ of [0-9]+ cores?( \(.*\))?", told)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from make.properties import examples
 
 import horovod_study
-from horovod_study.cluster import jobs
+from horovod_study.cluster import slurm as jobs
 from horovod_study.config import documents
 from horovod_study.errors import ConfigError, RecordError, StudyError
 from horovod_study.studies import ledger

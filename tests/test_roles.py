@@ -120,8 +120,7 @@ OF_STRAIN = {
     "cli/benchmarks.py": "benchmarks of the worked example",
     "cli/strain.py": "verbs of the worked example",
     "programs/": "benchmarks and proofs of the worked example",
-    "studies/bench.py": "a benchmark of the worked example, and the proof by it that averaging is right",
-    "studies/experiments.py": "a range test of the worked example's schedule",
+    "studies/bench.py": "benchmark and range test of the worked example, and the proof by it that averaging is right",
 }
 """Programs and experiments of the package's own training, which know it by name, and why."""
 
@@ -130,7 +129,7 @@ NAMED = {
     ("analysis/audit.py", "checkpoint_every"): "knows when the package's own trainer does not train",
     ("analysis/steps/breakdown.py", "cuda_graphs"): "says why a captured step has no data lap",
     ("analysis/learning/convergence.py", "schedule"): "a rate that depends on the length of the run",
-    ("studies/pairs.py", "schedule"): "a rate that depends on the length of the run",
+    ("studies/designs.py", "schedule"): "a rate that depends on the length of the run",
     ("recording/recorder.py", "dataset"): "an attribute of PyTorch's DataLoader",
 }
 """(module, option) that is still named elsewhere, and why."""

@@ -24,9 +24,9 @@ from horovod_study.errors import ConfigError, StudyError
 from horovod_study.recording.said import rate_said
 from horovod_study.studies import study_file
 from horovod_study.studies.ledger import foreign, read_ledger
+from horovod_study.studies.plan import study_view
 from horovod_study.studies.study_file import command_study, load_study, sweep_of
 from horovod_study.studies.turns import Aim, runs_alone
-from horovod_study.studies.watch import study_view
 
 TORCHRUN = ["torchrun", "--nproc-per-node", "{workers}", "train.py", "--tag", "two words"]
 PROGRESS = "".join(f"\r{place}/9 [{'=' * place}>{'.' * (9 - place)}] - ETA: 0s" for place in range(9))

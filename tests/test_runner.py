@@ -23,13 +23,12 @@ from horovod_study import records
 from horovod_study.cluster import slurm
 from horovod_study.cluster.launch import Site
 from horovod_study.cluster.process import marked_processes, stop_marked
-from horovod_study.cluster.reason import failure_reason
 from horovod_study.config.documents import load_yaml
 from horovod_study.config.partitions import Host, parse_hosts
 from horovod_study.config.run import Placement
 from horovod_study.errors import StudyError
 from horovod_study.studies import attempt, lease, ledger, runner, study_file
-from horovod_study.studies.attempt import Interruption
+from horovod_study.studies.attempt import Interruption, failure_reason
 from horovod_study.studies.plan import Estimate, TimeLeft
 from horovod_study.studies.study_file import StudyConfig, sweep_of
 from horovod_study.text.progress import duration
@@ -707,7 +706,7 @@ def test_cells_that_would_not_end_in_the_time_left_are_not_begun(tmp_path, golde
             sweep=sweep_of(study, tmp_path),
             console=console,
             stop=stop,
-            launch=fake_launch({}),
+            options=runner.RunOptions(command="", launch=fake_launch({})),
             lasts_s=5.0,  # less than the guess for horovod, 7 s, and more than that for serial, 4 s
         ).run(study.cells())
 
@@ -731,7 +730,7 @@ def test_pre_empted_cell_is_called_so_and_goes_on_from_its_checkpoint(tmp_path):
         stop.requested = True
 
     console = Console(file=io.StringIO(), force_terminal=False)
-    how = {"launch": launch, "grace_s": 20}
+    how = {"options": runner.RunOptions(command="", launch=launch, grace_s=20)}
     broken_off = runner.Grid(sweep=sweep_of(study, tmp_path), console=console, stop=stop, **how).run(study.cells())
 
     assert "serial, 1 worker, repeat 1" == broken_off
@@ -973,7 +972,7 @@ def test_run_on_other_hosts_than_asked_for_has_failed(tmp_path, monkeypatch):
         sweep=sweep_of(study, tmp_path),
         console=Console(file=io.StringIO()),
         stop=Interruption(),
-        launch=fake_launch({"*": "tells its ranks"}),
+        options=runner.RunOptions(command="", launch=fake_launch({"*": "tells its ranks"})),
         site_of=lambda cell: site,
     ).run([cell])
 

@@ -25,9 +25,8 @@ from two_hosts import INTERFACE, TwoHosts
 
 from horovod_study import cli
 from horovod_study.cluster import slurm
-from horovod_study.cluster.jobs import cell_of, cell_values
 from horovod_study.cluster.launch import Site
-from horovod_study.cluster.slurm import allocate
+from horovod_study.cluster.slurm import allocate, cell_of, cell_values
 from horovod_study.config import scripted
 from horovod_study.config.partitions import Host
 from horovod_study.config.run import Placement

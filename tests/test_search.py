@@ -176,7 +176,7 @@ def test_a_search_file_becomes_a_search(tmp_path: Path) -> None:
     cell = search.cell({"lr": 0.001, "batch": 32, "weight_decay": 0.25, "fused_optimizer": False})
     assert (cell.runtime, cell.placement.workers, cell.config.study) == ("horovod/mpi", 2, "s")
     assert (cell.config.backend, cell.config.transport, cell.config.lr) == ("horovod", "mpi", 0.001)
-    assert search.highest("batch") == 64 and search.highest("threads") == 1
+    assert max(searching.ends(search.space["batch"])) == 64 and search.run.threads == 1
 
 
 @pytest.mark.parametrize("pruner", ["median", "{warmup: 0.2}", "{kind: median, startup_trials: 3}"])

@@ -20,13 +20,22 @@ from make.properties import examples
 from make.wording import Golden
 from rich.console import Console
 
-from horovod_study.cluster.jobs import Note, read_job, read_jobs, write_note
-from horovod_study.cluster.slurm import Allocation, allocate, directives, script, slurm_time, submit_environment
+from horovod_study.cluster.slurm import (
+    Allocation,
+    Note,
+    allocate,
+    directives,
+    read_job,
+    read_jobs,
+    script,
+    slurm_time,
+    submit_environment,
+    write_note,
+)
 from horovod_study.config.partitions import Partition, find_partition
 from horovod_study.errors import ConfigError, StudyError
-from horovod_study.studies.study_file import StudyConfig, sweep_of
-from horovod_study.studies.submit import cancel_jobs, check_folder, submit_cells
-from horovod_study.studies.sweep import StudyCells
+from horovod_study.studies.plan import cancel_jobs, check_folder, submit_cells
+from horovod_study.studies.study_file import StudyCells, StudyConfig, sweep_of
 from horovod_study.workload.options import StrainConfig
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -316,7 +325,7 @@ def test_the_folder_of_a_job_is_complete_before_sbatch_hears_of_it(tmp_path, mon
 
 
 def test_an_answer_of_sbatch_that_was_lost_is_looked_up_by_the_name_of_the_job(tmp_path, monkeypatch):
-    monkeypatch.setattr("horovod_study.studies.submit._BETWEEN_TRIES_S", 0.0)
+    monkeypatch.setattr("horovod_study.studies.plan._BETWEEN_TRIES_S", 0.0)
     told = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
     lost = f'cp script.sh "$HOME/taken"; echo "{told}" >&2; exit 1'
     knows = (
@@ -352,7 +361,7 @@ def test_without_slurm_nothing_is_submitted_and_the_reason_said(tmp_path, monkey
 
 
 def test_a_controller_that_is_down_is_no_fault_of_the_study(tmp_path, monkeypatch, golden):
-    monkeypatch.setattr("horovod_study.studies.submit._BETWEEN_TRIES_S", 0.0)
+    monkeypatch.setattr("horovod_study.studies.plan._BETWEEN_TRIES_S", 0.0)
     down = 'case "$*" in *--version*) exit 0;; *) exit 1;; esac'
     fake_programs(tmp_path / "bin", monkeypatch, sbatch="echo 5", squeue=down, sacct="exit 1")
     with golden.raises(StudyError):
@@ -404,7 +413,7 @@ def test_only_tasks_whose_cells_are_all_meant_are_cancelled_and_only_ones_own(tm
         CLUSTER.model_copy(update={"time_limit_s": 900.0}), runtimes=("horovod/mpi", "ddp/nccl"), repeats=2
     )
     to = Console(file=StringIO())
-    monkeypatch.setattr("horovod_study.studies.submit.Estimate.expected", lambda *_, **__: (190.0, ""))
+    monkeypatch.setattr("horovod_study.studies.plan.Estimate.expected", lambda *_, **__: (190.0, ""))
     (job,) = submit_cells(sweep_in(directory, study), study.cells(), console=to)
     assert [len(task) for task in job.tasks] == [2, 2]
 

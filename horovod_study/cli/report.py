@@ -217,7 +217,7 @@ def _sync(options: argparse.Namespace) -> Result:
     from horovod_study.analysis.steps.attribution import attribute, observe_run
     from horovod_study.analysis.steps.rank_steps import MIN_STEPS
     from horovod_study.report.terminal import attribution_table, write_attribution
-    from horovod_study.studies.experiments import DEFAULT_RUNTIMES, run_experiment
+    from horovod_study.studies.bench import DEFAULT_RUNTIMES, run_experiment
 
     out = options.out or Path("runs/attribution")
     if options.measure:

@@ -151,7 +151,7 @@ def lr_range(options: argparse.Namespace) -> Result:
     from horovod_study.analysis.learning.lr_range import find_rate
     from horovod_study.records import finite
     from horovod_study.report.figures.convergence import write_lr_range
-    from horovod_study.studies.experiments import range_config, run_range
+    from horovod_study.studies.bench import range_config, run_range
 
     config = range_config(options.config, run_values(options), low=options.low, high=options.high)
     how = {"runtime": options.runtime, "command": shlex.join(["horovod-study", *options.words])}

@@ -50,7 +50,7 @@ def next_runs(options: argparse.Namespace) -> Result:
     cells = [cell for cell in study.cells() if cell.runtime != "serial"] or study.cells()
     counts = {cell.placement.workers for cell in cells}
     doubled = {2**power for power in range(20) if min(counts) <= 2**power <= max(counts)}
-    target = options.next or study.asked_workers or 4 * max(counts)
+    target = options.next or int(f"{study.question or 0}".split()[-1]) or 4 * max(counts)
     # A new run takes what those like it took; of other counts the usual time is the best guess.
     times = [Estimate(past_durations(ledger.directory)).expected(cell, at_most_s=study.timeout_s)[0] for cell in cells]
     points = points_of(with_series(records.run_table(ledger.directory, only=ledger.current_directories())))
@@ -98,7 +98,7 @@ _OF_PAIRS, _NOT_OF_PAIRS = (
 
 def run(options: argparse.Namespace) -> int | Result:
     """Run what is missing of a study, or a command; report it."""
-    from horovod_study.studies.pairs import sides_of
+    from horovod_study.studies.designs import sides_of
 
     words = [str(options.study), *options.cells] if options.study and options.command is None else []
     if sides := sides_of(words):
@@ -128,7 +128,7 @@ def run(options: argparse.Namespace) -> int | Result:
         result = run_here(sweep, Inside(console=Console()), command=command + " --here", retry=options.retry)
     elif options.tune is not None:
         from horovod_study.studies.attempt import exit_code
-        from horovod_study.studies.tune import tune
+        from horovod_study.studies.designs import tune
 
         how = replace(how, command=shlex.join(["horovod-study", *options.words]))
         return 0 if tune(study, options.runs, options.tune, how, Console()) else exit_code()
@@ -169,7 +169,7 @@ def _run_pairs(options: argparse.Namespace, sides: tuple[str, ...]) -> int | Res
     from horovod_study.config.workload import find_workload
     from horovod_study.report.kit.files import write_result
     from horovod_study.studies.attempt import exit_code
-    from horovod_study.studies.pairs import pairs_of, told
+    from horovod_study.studies.designs import pairs_of, told
     from horovod_study.studies.runner import RunOptions, follow, show_plan
     from horovod_study.text.progress import say
 
@@ -257,7 +257,7 @@ def _status_arguments(add: Parser) -> None:
 def status(options: argparse.Namespace) -> int | Result:
     """Show the state of a study or of a run; end it."""
     from horovod_study.recording.command import before_the_first_step
-    from horovod_study.studies.watch import run_view, study_view, watch
+    from horovod_study.studies.plan import run_view, study_view, watch
 
     one = options.study.is_dir() or before_the_first_step(options.study)
     study: Any = None if one else _study(options)

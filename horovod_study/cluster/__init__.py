@@ -5,9 +5,7 @@ launch      where the ranks of a cell go; a cell, a Python and two paths in, an 
 process     ranks as a group of processes that can be waited for, stopped without leaving orphans, and held; their
             cores, and who else uses these
 remote      commands on other hosts, bounded in time
-reason      why ranks failed, in one line, from what they printed
 identity    the code and the environment that distinguish cells beside their configuration
-slurm       cells put into jobs, one per placement; the script of a job as pure text
-jobs        submitted jobs: what each was asked to run, and where it stands
+slurm       cells put into jobs, one per placement; the script of a job as pure text; where submitted jobs stand
 doctor      what is wrong with this machine, other hosts, a partition, and what to do about it
 """

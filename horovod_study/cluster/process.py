@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -106,7 +107,7 @@ def pinned(cores: Sequence[int] | None) -> Iterator[None]:
 
 
 class OtherPrograms(OtherLoad):
-    """How many cores of this machine other programs used since it was made, and which programs those were.
+    """Which other programs used cores of this machine since it was made.
 
     What this process and the children it waited for used is not counted.
     """
@@ -115,33 +116,26 @@ class OtherPrograms(OtherLoad):
         super().__init__(cores)
         self._used = _by_process()
 
-    def cores_used(self) -> float | None:
-        """Return the cores in use by others, on average; None when too little time has passed to tell."""
-        told = self.sample(at_least_s=0.0)
-        if told is None or told["seconds"] < _SHORTEST_S:
+    def told(self, *, after_s: float = 0.0) -> str | None:
+        """Say how many cores they use and which three use most, the greediest first; None: too little to matter.
+
+        It waits for `after_s` first. None too when too little time has passed to tell.
+        """
+        sleep(after_s)
+        sample = self.sample(at_least_s=0.0)
+        if sample is None or (seconds := sample["seconds"]) < _SHORTEST_S:
             return None
-        return max(0.0, (told["busy_s"] - told["own_s"]) / told["seconds"])
-
-    def programs(self) -> list[str]:
-        """Return the names of the programs that used most, each with its cores, the greediest first."""
-        seconds, used = max(now() - self._began, _SHORTEST_S), _by_process()
+        used_cores = (sample["busy_s"] - sample["own_s"]) / seconds
+        if used_cores < BUSY_CORES:
+            return None
         ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
-        by_name: dict[str, float] = {}
-        for (pid, name), used_s in used.items():
-            if pid not in ours:
-                by_name[name] = by_name.get(name, 0.0) + used_s - self._used.get((pid, name), 0.0)
+        by_name: dict[str, float] = defaultdict(float)
+        for (pid, name), used_s in _by_process().items():
+            by_name[name] += 0.0 if pid in ours else (used_s - self._used.get((pid, name), 0.0)) / seconds
         most = sorted(by_name.items(), key=lambda each: (-each[1], each[0]))[:3]
-        return [f"{name} {used_s / seconds:.1f}" for name, used_s in most if used_s / seconds >= 0.05]
-
-
-def disturbance(others: OtherPrograms, cores: int, *, after_s: float = 0.0) -> str | None:
-    """Say how much of `cores` other programs use in `after_s` from now and which; None: too little to matter."""
-    sleep(after_s)
-    used = others.cores_used()
-    if used is None or used < BUSY_CORES:
-        return None
-    names = ", ".join(others.programs())
-    return f"other programs use {used:.1f} of {plural(cores, 'core')}" + (f" ({names})" if names else "")
+        names = ", ".join(f"{name} {cores:.1f}" for name, cores in most if cores >= 0.05)
+        told = f"other programs use {used_cores:.1f} of {plural(len(self.cores), 'core')}"
+        return told + (f" ({names})" if names else "")
 
 
 def _by_process() -> Mapping[tuple[int, str], float]:

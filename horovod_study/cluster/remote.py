@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -109,8 +110,9 @@ def run_on(
     sent: str = "",
     allocation: bool = False,
     environ: Mapping[str, str] = os.environ,
+    folder: Path | None = None,
 ) -> Answer:
-    """Run `argv` on `host` ("": here) with `sent` as its standard input; never raises for what fails."""
+    """Run `argv` on `host` ("": here, in `folder`) with `sent` as its input; never raises for what fails."""
     line = remote_argv(host, argv, allocation=allocation) if host else tuple(argv)
     kept = SLURM_TELLS | SLURM_STARTS
     # Without what would change the options of a step: that of the job, or of the step we are in.
@@ -119,7 +121,8 @@ def run_on(
         for name, value in environ.items()
         if not allocation or name in kept or not name.startswith(("SLURM", *SUBMIT_OPTIONS))
     }
-    how: dict[str, Any] = {"input": sent, "capture_output": True, "text": True, "errors": "replace", "env": own}
+    how: dict[str, Any] = {"input": sent, "capture_output": True, "text": True, "errors": "replace"}
+    how |= {"env": own, "cwd": folder}
     try:
         # In a session of its own: Ctrl-C is for the program that waits; and no terminal to ask a password on.
         done = subprocess.run(line, timeout=timeout_s, start_new_session=True, **how)

@@ -4,7 +4,7 @@ A rank that waits in a collective is inside a library and cannot be interrupted.
 others know neither of evaluations and checkpoints nor of the time in which the whole job was stopped. So each rank has
 one thread that looks once a second whether its training still waits in the same call. Who is missing is asked of the
 system, for the ranks of this host; of Gloo's `monitored_barrier`; and of Horovod's stall inspector, whose words stand
-in the log (cluster/reason.py reads them there).
+in the log (studies/attempt.py reads them there).
 
 SIGTERM and SIGUSR1 may reach one rank, all of them, or all of them twice (from the launcher and from the batch system).
 A rank that simply ended would leave the others waiting. So during training a signal is only remembered; the loop asks

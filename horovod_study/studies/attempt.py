@@ -7,7 +7,7 @@ not do so itself (killed, launcher error, never started). Whatever happens to a 
 
     def lane():
         for name, cell in cells:
-            attempt = yield CellRun(cell=cell, out=..., ...)
+            attempt = yield RankRun(cell=cell, out=..., ...)
             if not attempt.done: ...
 
 One lane runs one attempt at a time, several lanes run several. What a start or an end raises (a full disk, a directory
@@ -20,11 +20,12 @@ import ipaddress
 import math
 import os
 import platform
+import re
 import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,8 +37,8 @@ import yaml
 from horovod_study import records
 from horovod_study.cluster.launch import HERE, MARKER, LaunchLine, Site, Starting, launch_line, program_line
 from horovod_study.cluster.process import GRACE_S, CellProcess
-from horovod_study.cluster.reason import failure_reason, is_follow_on, told_to_end, without_tags
 from horovod_study.cluster.remote import run_on, stop_marked_on
+from horovod_study.comm.liveness import UNNAMED, named_ranks
 from horovod_study.config.run import Cell, Placement
 from horovod_study.errors import StudyError
 from horovod_study.files import write_file
@@ -46,6 +47,7 @@ from horovod_study.recording.command import ENDED_WITH, NO_STEPS
 from horovod_study.records import RunRecord
 from horovod_study.runtimes import CARRIED
 from horovod_study.studies.lease import end_run_claim, require_free
+from horovod_study.text.words import cut
 
 INTERRUPTED = "interrupted"
 _last: list[int] = [signal.SIGINT]
@@ -121,27 +123,18 @@ class RankRun:
     variables: Mapping[str, str] = field(default_factory=dict)  # more of the ranks' environment
     held_s: Callable[[], float] = lambda: 0.0  # for how long it has waited for its turns, which no limit counts
 
+    cell: Cell | None = None  # to be trained
+    config: Path = Path()  # what the cell is asked to do; written when it is started
+    launch: Launcher = local_launch
     program: tuple[str, ...] = ()  # of Python; what is started where it is no cell
     runtime: str = "serial"  # of that
     workers: int = 1
-    cell: Cell | None = None
 
     def line(self) -> LaunchLine:
-        """Return how to start the program."""
-        start = _starting(self.site, self.variables)
-        return program_line(self.runtime, self.workers, self.program, start, out=self.out)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CellRun(RankRun):
-    """A cell that is to be trained."""
-
-    cell: Cell
-    config: Path  # what it is asked to do; written when it is started
-    launch: Launcher = local_launch
-
-    def line(self) -> LaunchLine:
-        """Write the configuration of the cell, and return how to start it."""
+        """Return how to start it, after writing the configuration of a cell."""
+        if self.cell is None:
+            start = _starting(self.site, self.variables)
+            return program_line(self.runtime, self.workers, self.program, start, out=self.out)
         for path in (self.config, self.log, self.out):
             path.parent.mkdir(parents=True, exist_ok=True)
         write_file(self.config, yaml.safe_dump(vars(self.cell.config), sort_keys=False))
@@ -201,7 +194,7 @@ class Running:
         if not self.run.log.exists():
             return ""
         lines = [line for line in _log_tail(self.run.log).splitlines() if line.strip() and not line.startswith("$ ")]
-        return without_tags(lines[-1]).rstrip() if lines else ""
+        return _ANY_TAG.sub("", lines[-1]).rstrip() if lines else ""  # without what launchers write before it
 
     def poll(self, wait_s: float, stop: Interruption) -> Attempt | None:
         """Wait for `wait_s` at most; return how it ended, None while it runs. Held: see `end`."""
@@ -465,3 +458,145 @@ def attempt(run: RankRun, stop: Interruption) -> Attempt:
     if stop.requested:
         raise KeyboardInterrupt
     return ended[0]
+
+
+_TAG = re.compile(r"^(?:\[\d+(?:,\d+)?\]<(?:stdout|stderr)>:|\[rank\d+\]:) ?")  # mpirun, horovodrun; torchrun
+_ANY_TAG = re.compile(r"\[\d+(?:,\d+)?\](?:<\w+>)?: ?")
+_USER_ERROR = re.compile(r"^(?:[\w.-]+(?: \w+)?: )?error: (?P<text>.+)")
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_FOLLOW_ON = re.compile(  # of a worker that lost its peer or was told to end, and of a launcher that lost a worker
+    r"HorovodInternalError|Horovod has been shut down|Horovod detected that one or more|ChildFailedError"
+    rf"|(?:closed|reset) by peer|Broken pipe|ended by signal 15|{UNNAMED}"
+)
+_LOST_RANK = re.compile(  # said by another rank
+    rf"^rank (?P<rank>\d+) on .* (?:ha(?:s|ve) died or left during step |.*(?P<unnamed>{UNNAMED}))"
+)
+_RULE = re.compile(r"^[-=*]{20,}$")
+_KILLED = (  # rank and signal; a shell adds 128 to the signal
+    re.compile(r"process rank (?P<rank>\d+) .*exited on signal (?P<signal>\d+)"),  # mpirun
+    re.compile(r"^Process (?P<rank>\d+) exit with status code (?P<shell>1[2-9]\d)\b", re.M),  # horovodrun --gloo
+    re.compile(r"^ *rank +: (?P<rank>\d+) .*\n *exitcode +: -(?P<signal>\d+)", re.M),  # torchrun
+    re.compile(r"^srun: error: \S+: task (?P<rank>\d+): (?P<named>Killed|Aborted|Segmentation fault|Bus error)", re.M),
+)
+_NAMED = {"Killed": 9, "Aborted": 6, "Segmentation fault": 11, "Bus error": 7}
+_OF_SRUN = re.compile(  # how tasks ended; why, they have said themselves
+    r"^(?:srun: error: \S+: tasks? \d|(?:slurmstepd\S*|srun): error: \*\*\* STEP \S+ ON \S+ CANCELLED)"
+)
+_FIRST = re.compile(r"^Terminating remaining workers after failure of Process (?P<rank>\d+)\.", re.M)
+"""Said by horovodrun --gloo, which kills the others then."""
+_OURS = ("$ ", "horovod-study record: ")  # Begins what is in a log beside the output of what was started
+_OF_SSH = 255  # ssh ends with when the program over there was killed, or the connection broke
+_ASKED = (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGTERM)
+
+
+def failure_reason(log: str, exit_code: int | None) -> str:
+    """Return the one line of `log` that says most about why the run ended, with how it ended when that adds something.
+
+    In this order: the message of a user error; the end of the first traceback that is not about a lost peer; the line
+    in which another rank names the one that died, with the signal that killed it; a worker killed by a signal; the
+    launcher itself (or a run without one) killed by a signal; what a launcher says between its rules; any other
+    traceback; the last line.
+    """
+    lines = [line.rstrip() for line in re.split(r"[\r\n]+", log) if not line.startswith(_OURS)]
+    # torchrun's ranks say what they say without a tag, PyTorch in them with one.
+    workers = [_TAG.sub("", line) for line in lines if _TAG.match(line) and not line.startswith("[rank")]
+    lost: re.Match[str] | None = None
+    for line in workers or lines:
+        if (match := _USER_ERROR.match(line)) and not _OF_SRUN.match(line):
+            if named := _LOST_RANK.match(match["text"]):
+                lost = lost or named  # what that rank itself has said is better
+            elif not is_follow_on(line):
+                return _one_line(match["text"])
+    ended = _ended(exit_code)
+    tracebacks = list(_tracebacks(lines))
+    for line in tracebacks:
+        if not is_follow_on(line):
+            return _one_line(f"{line} ({ended})")
+    whole = "\n".join(lines)
+    first = match["rank"] if (match := _FIRST.search(whole)) else None
+    for pattern in _KILLED:
+        if match := next((each for each in pattern.finditer(whole) if first in (None, each["rank"])), None):
+            found = match.groupdict()
+            number = int(found.get("signal", 0)) or _NAMED.get(found.get("named", "")) or int(found["shell"]) - 128
+            if lost and lost["rank"] == found["rank"]:
+                return _one_line(f"{lost.string} (it was killed by {_signal_name(number)})")
+            if not lost or (lost["unnamed"] and number != signal.SIGTERM):
+                return f"rank {found['rank']} was killed by {_signal_name(number)}"
+    if lost and not lost["unnamed"]:
+        return _one_line(lost.string)
+    if first is not None and f"\nProcess {first} exit with status code {_OF_SSH}." in f"\n{whole}":
+        return f"rank {first} was killed on its host, or the connection to it broke (exit code {_OF_SSH} of ssh)"
+    if lost:
+        ranks = named_ranks("\n".join(_TAG.sub("", line) for line in lines))
+        missing = f"rank {', '.join(map(str, ranks))} is missing, as the library has printed: " if ranks else ""
+        return _one_line(missing + lost.string)
+    said = [line for line in workers or lines if line.strip() and not _RULE.match(line)]
+    if exit_code is not None and exit_code < 0:
+        return _one_line(f"{ended}; the last line was: {said[-1]}" if said else f"{ended}, having printed nothing")
+    for candidate in (*list(_paragraphs(lines))[:1], *tracebacks[-1:], *said[-1:]):
+        return _one_line(f"{candidate} ({ended})")
+    return f"{ended}, having printed nothing"
+
+
+def is_follow_on(reason: str) -> bool:
+    """Return whether `reason` only says that something else had gone wrong before."""
+    return _FOLLOW_ON.search(reason) is not None
+
+
+def told_to_end(reason: str, exit_code: int | None, *, begun: bool) -> bool:
+    """Return whether a signal ended a run from outside, which says nothing against its going on.
+
+    `begun`: it trained, and SIGKILL, which a lack of memory also sends, counts as a failure.
+    """
+    code = exit_code or 0
+    number = -code if code < 0 else code - 128
+    numbers = _ASKED if begun else (*_ASKED, signal.SIGKILL)
+    return number in numbers or any(re.search(rf"\b{signal.Signals(each).name}\b", reason) for each in numbers)
+
+
+def _tracebacks(lines: list[str]) -> Iterator[str]:
+    """Yield the last line of every chain of tracebacks, ranks kept apart, in the order in which they end."""
+    inside: dict[str, bool] = {}
+    final: dict[str, str] = {}
+    for line in lines:
+        match = _TAG.match(line)
+        tag = match[0] if match else ""
+        text = line[len(tag) :]
+        if text.startswith("Traceback (most recent call last)"):
+            if not inside.get(tag) and tag in final:
+                yield final.pop(tag)
+            inside[tag] = True
+        elif text.startswith(_CHAINED):
+            final.pop(tag, None)
+            inside[tag] = True
+        elif inside.get(tag) and text.strip() and not text[0].isspace():
+            final[tag], inside[tag] = text, False
+    yield from final.values()
+
+
+def _paragraphs(lines: list[str]) -> Iterator[str]:
+    """Yield the first paragraph of every message that a launcher put between rules, its own summaries left out."""
+    block: list[str] | None = None
+    for line in lines:
+        if not _RULE.match(line):
+            if block is not None and line.strip():
+                block.append(line.strip())
+            continue
+        text = " ".join(block or ())
+        if text and not re.search(r"Primary job +terminated normally|exited on signal|non-zero status", text):
+            yield text
+        block = [] if block is None else None
+
+
+def _ended(exit_code: int | None) -> str:
+    if exit_code is None or exit_code < 0:
+        return "it was stopped" if exit_code is None else f"ended by {_signal_name(-exit_code)}"
+    return f"exit code {exit_code}" if exit_code else "exit code 0 without a finished record"
+
+
+def _signal_name(number: int) -> str:
+    return signal.Signals(number).name if number in signal.valid_signals() else f"signal {number}"
+
+
+def _one_line(text: str) -> str:
+    return cut(" ".join(text.split()), 300)

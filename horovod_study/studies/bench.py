@@ -1,10 +1,16 @@
-"""`horovod-study bench`, `bench timers` and `bench equality`: programs of several ranks, and what they are asked.
+"""What single verbs measure: `bench`, `bench timers`, `bench equality`, `explain --part sync --measure`, `lr-range`.
 
 What trains is a cell of a study (`runner.py`); `run_ranks` is for everything else that needs ranks, the proof of
 equality included. A raw transport can be measured in a launch of another: MPI and Gloo alternate with
 Horovod over MPI in one job, so that a slow moment of the machine hits all of them. What needs a launcher of its own, as
 Horovod over Gloo does, is a job of its own. Started under mpirun, srun, horovodrun or torchrun, `bench` measures in
 that launch and starts none.
+
+Arms of `explain --part sync --measure`: the shipped settings, the libraries' defaults, and for Horovod two cycle times,
+one ten times the other, with everything else alike. In these two the thread's idle sleep is off: with it new gradients
+end the sleep at once, and the cycle would not count. Beside them one worker alone, which says what an efficiency of 1
+is. They are cells of a study in the folder of the experiment, and each measures its synchronisation when it has
+trained. So is the one run of a range test of the learning rate.
 
 The proof that parallel training equals sequential training: a case is one parallel training run of S steps: a runtime,
 N workers, a reduction, a precision, an optimiser, even or uneven shards. docs/bench.md says what it must have in
@@ -23,29 +29,35 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 import psutil
+from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field
 
 from horovod_study.cluster.identity import code_digest
-from horovod_study.config.documents import read_json, read_text
+from horovod_study.config.documents import load_yaml, read_json, read_text
 from horovod_study.config.doors import Options, at_least, one_of
-from horovod_study.config.options import require_workers
-from horovod_study.config.run import available_cores
+from horovod_study.config.options import BY_RUNTIME, SET_BY_ATTRIBUTION, SET_BY_RANGE_TEST, refuse_set, require_workers
+from horovod_study.config.partitions import this_machine
+from horovod_study.config.roles import Role, named, plain
+from horovod_study.config.run import COMMUNICATION, Cell, available_cores, local_cell
+from horovod_study.config.workload import packaged
 from horovod_study.errors import ConfigError, StudyError, refuse
 from horovod_study.files import write_file, writing
 from horovod_study.programs.answer import ANSWER, ROWS, Told, leave, leaving_together
+from horovod_study.records import RunRecord, read_steps, step_ranks
 from horovod_study.runtimes import RUNTIMES
-from horovod_study.studies.attempt import TIMED_OUT, Interruption, RankRun, attempt
+from horovod_study.studies.attempt import TIMED_OUT, Interruption, RankRun, attempt, record_in
+from horovod_study.studies.runner import RunOptions, run_all
+from horovod_study.studies.study_file import StudyCells
 from horovod_study.text.progress import Line, say
 from horovod_study.text.words import plural
 from horovod_study.workload import dataset as data
-from horovod_study.workload.options import StrainConfig, scaled_lr, strain_config
-
-if TYPE_CHECKING:  # PyTorch is for the ranks
-    from horovod_study.comm import Launch
+from horovod_study.workload.options import STRAIN, StrainConfig, lr_factor, scaled_lr, strain_config
 
 Plain = Mapping[str, Any]  # Plain values by name, as JSON has them
 Names = Sequence[str] | None  # Asked for by name; None: whatever is there
@@ -150,6 +162,15 @@ class _BenchOptions(Options):
     factor: Annotated[int, at_least(2)]
     rounds: _Positive
     seconds: _Seconds
+
+
+class _ArmOptions(Options):
+    runtime: list[Annotated[str, one_of(name for name in RUNTIMES if name != "serial")]]
+    rounds: _Positive
+
+
+class _RangeOptions(Options):
+    runtime: Annotated[str, one_of(RUNTIMES)]
 
 
 class _TimerOptions(Options):
@@ -264,8 +285,8 @@ def bench_document(
     workers, model, jobs, unavailable. In a launch only rank 0 returns; the others end here, and so does rank 0 after a
     StudyError, having printed it.
     """
-    from horovod_study.comm import detect
-    from horovod_study.programs.microbench import model_facts
+    from horovod_study.comm import detect, open_backend
+    from horovod_study.programs.microbench import measure, model_facts
 
     launch = detect(os.environ)
     launched = launch.workers > 1
@@ -288,7 +309,15 @@ def bench_document(
         plan = {"sizes": message_sizes(**row, workers=count, model=model), "insist": transport is not None, **plan}
         if not launched:
             return run_bench(jobs, plan, model, out, workers=count, keep=line.keep, on_progress=on_progress)
-        found = _measure_here(plan, launch, transport, runtime, on_progress)
+        # In the launch that this process is a rank of: its own runtime, and all transports that it can carry.
+        backend = open_backend(
+            _config((*(runtime or ()), "auto")[0], batch=plan["batch"], widths=plan["widths"]), launch
+        )
+        plan |= {"transports": _RAW if transport is None else transport, "runtime": True, "machine": True}
+        found = measure(plan, backend, on_progress=on_progress)
+        backend.close()
+        if launch.rank:
+            leave(0)
         return {"workers": count, "model": model, "jobs": [found], "unavailable": found["missing"]}
 
 
@@ -300,21 +329,6 @@ def finish(code: int) -> int:
         if detect(os.environ).workers > 1:
             leave(code)
     return code
-
-
-def _measure_here(plan: Plain, launch: "Launch", transports: Names, runtimes: Names, told: Told) -> dict[str, Any]:
-    """Measure in the launch that this process is a rank of: its own runtime, and all transports that it can carry."""
-    from horovod_study.comm import open_backend
-    from horovod_study.programs.microbench import measure
-
-    asked = runtimes[0] if runtimes else "auto"
-    backend = open_backend(_config(asked, batch=plan["batch"], widths=plan["widths"]), launch)
-    plan = {**plan, "transports": _RAW if transports is None else transports, "runtime": True, "machine": True}
-    found = measure(plan, backend, on_progress=told)
-    backend.close()
-    if launch.rank:
-        leave(0)
-    return found
 
 
 def measure_timers(
@@ -352,6 +366,140 @@ def measure_timers(
         found.append({"runtime": runtime, **answered})
     measured(out / "jobs")
     return found
+
+
+DEFAULT_RUNTIMES = ("horovod/mpi", "horovod/gloo", "mpi/mpi")
+STEPS = 1000
+ROUNDS = 5
+_LEAST_STEPS = 5
+"""Steps of a slice: the first one, which workers do not begin together, says nothing of their synchronisation."""
+
+
+def arms_of(runtime: str) -> list[dict[str, Any]]:
+    """Return what the arms of a runtime set, beside the options of all."""
+    defaults = [{"horovod_defaults": True}] if packaged().options["horovod_defaults"].matters(runtime) else []
+    cycles_ms = (1.0, 10.0) if runtime.startswith("horovod/") else ()  # Horovod's default, and ten times that
+    return [{}, *defaults, *({"cycle_time_ms": each, "idle_cycle_time_ms": 0.0} for each in cycles_ms)]
+
+
+def cells_of(
+    given: Mapping[str, Any], name: str, *, runtimes: Sequence[str], workers: int, rounds: int, cores: int
+) -> list[Cell]:
+    """Return the cells of the experiment: the worker alone, then arm by arm, `rounds` of each.
+
+    `given`: the run options of the command line. Raises ConfigError for what cannot be run.
+    """
+    options = packaged().options
+    budgets = dict.fromkeys(named(options, Role.BUDGET), "use --steps")
+    refuse_set("explain --measure", given, SET_BY_ATTRIBUTION, {**budgets, **BY_RUNTIME})
+    _ArmOptions.of("explain --measure", {"runtime": list(runtimes), "rounds": rounds})
+    require_workers("explain --measure", workers, cores, least=2)
+    values = {"steps": STEPS, **given, **packaged().quiet, "study": name, "measure_sync": True}
+    # Alone, what says how workers communicate means nothing, and would be refused.
+    means_nothing = {each: options[each].default for each in COMMUNICATION}
+    arms = [("serial", 1, means_nothing, "1 worker alone")]
+    for runtime in dict.fromkeys(runtimes):
+        for arm in arms_of(runtime):
+            told = ", ".join(f"{each} {plain(value)}" for each, value in arm.items())
+            arms.append((runtime, workers, arm, f"{runtime}, {told or 'shipped settings'}"))
+    cells = []
+    for runtime, count, arm, label in arms:
+        cell = local_cell(runtime, {**values, **arm}, workers=count, source="explain --measure")
+        cells += [replace(cell, label=label).repeated(number) for number in range(rounds)]
+    return cells
+
+
+def run_experiment(
+    given: Mapping[str, Any],
+    out: Path,
+    *,
+    runtimes: Sequence[str] = DEFAULT_RUNTIMES,
+    workers: int | None = None,
+    rounds: int | None = None,
+    turns: bool = True,
+    command: str = "",
+) -> list[Path]:
+    """Run what is missing of the experiment in the folder `out`; return its run directories, arm by arm.
+
+    Raises StudyError with the reason of a run that fails, and KeyboardInterrupt after Ctrl-C.
+    """
+    cores, rounds = available_cores(), ROUNDS if rounds is None else rounds
+    how: dict[str, Any] = {"runtimes": runtimes, "workers": workers or cores, "rounds": rounds, "cores": cores}
+    cells = tuple(cells_of(given, out.name, **how))
+    of_turns: dict[str, Any] = {"turns": turns, "equal_steps": True, "least_steps": _LEAST_STEPS}
+    of_turns["partitions"] = {"local": this_machine("local")}
+    sweep = StudyCells(name=out.name, directory=out, cells=cells, **of_turns)
+    return run_all(sweep, RunOptions(command=command, smoke=False, yes=True))
+
+
+_ENDS = dict.fromkeys(("lr", "lr_end"), "use --low and --high")
+
+
+def range_config(path: Path | None, given: Mapping[str, Any], *, low: float, high: float) -> StrainConfig:
+    """Return the run of a range test from `low` to `high`: the options of a file, then those of the command line.
+
+    Of a file for a long run its length, its rate and its schedule are left out; a length on the command line (steps or
+    epochs) holds, else it is 1000 steps.
+    """
+    refuse_set("lr-range", given, SET_BY_RANGE_TEST, {**BY_RUNTIME, **_ENDS, "seconds": "use --steps or --epochs"})
+    file = load_yaml(path) if path else {}
+    kept = {name: value for name, value in file.items() if name not in (*STRAIN.budgets, *SET_BY_RANGE_TEST)}
+    length = {} if {"steps", "epochs"} & set(given) else {"steps": 1000}
+    values = {"study": "lr-range", **kept, **length, **given, **STRAIN.quiet}
+    config = strain_config(values, source=str(path) if path else "lr-range")
+    between = f"--low is {low:g} and --high is {high:g}; it must be 0 < low < high"
+    few = f"--steps is {config.steps}; a range test needs at least 50"  # what the analysis can read
+    short = config.steps is not None and config.steps < 50
+    refuse("lr-range", (not 0 < low < high < math.inf, between), (short, few))
+    return config.changed(schedule="range", lr=low, lr_end=high, warmup_steps=0)
+
+
+def run_range(
+    config: StrainConfig, out: Path, *, workers: int = 1, runtime: str | None = None, command: str = ""
+) -> tuple[NDArray[np.float64], NDArray[np.float64], RunRecord]:
+    """Train as `config` says below `out`; return rate and loss of every step, both (S,), and the run's record.
+
+    The rate is the option `lr`, before it is scaled by the number of workers; the loss is the mean over the workers.
+    A run that ended because its loss was no number any more is a result and not a failure. One that has ended is read
+    again. StudyError: the run failed; `command` is what the user typed.
+    """
+    runtime = runtime or ("serial" if workers == 1 else "horovod/mpi")
+    _RangeOptions.of("lr-range", {"runtime": runtime})
+    require_workers("lr-range", workers, available_cores())
+    one = f"--workers is {workers}, but --runtime serial has one worker; name another runtime"
+    refuse("lr-range", (workers > 1 and runtime == "serial", one))
+    cell = replace(local_cell(runtime, vars(config), workers=workers, source="lr-range"), label="range test")
+    if (curve := _curve(out / cell.key)) is None:
+        length = f"{config.steps} steps" if config.steps else f"{config.epochs} epochs"
+        say(f"range test: {length} while the rate rises from {config.lr:g} to {config.lr_end:g}")
+        here = {config.partition: this_machine(config.partition)}
+        a_week = 7 * 86400.0  # whoever watches ends it before
+        how: dict[str, Any] = {"part": True, "equal_steps": True, "timeout_s": a_week}
+        sweep = StudyCells(name=out.name, directory=out, cells=(cell,), partitions=here, **how)
+        try:
+            run_all(sweep, RunOptions(command=command, smoke=False, yes=True))
+        except StudyError:
+            if _curve(out / cell.key) is None:
+                raise
+        curve = _curve(out / cell.key)
+    assert curve is not None, "a run that is done has steps"
+    steps, losses, record = curve
+    total = config.steps or (config.epochs or 1) * int(record.effective["steps_per_epoch"])
+    return np.array([config.lr * lr_factor(config, int(step), step / total) for step in steps]), losses, record
+
+
+def _curve(run: Path) -> tuple[NDArray[Any], NDArray[np.float64], RunRecord] | None:
+    """Return steps, losses and record of a run that is done or has diverged, None of any other."""
+    if (record := record_in(run)) is None or record.status not in ("done", "failed"):
+        return None
+    tables = [read_steps(run, rank) for rank in step_ranks(run)]
+    if not tables:
+        return None
+    rows = min(table.num_rows for table in tables)  # a rank that was ended first has fewer
+    losses = np.array([table.column("loss").to_numpy()[:rows].astype(np.float64) for table in tables]).mean(axis=0)
+    if record.status == "failed" and (not rows or np.isfinite(losses[-1])):
+        return None
+    return tables[0].column("step").to_numpy()[:rows], losses, record
 
 
 BOUNDS = {"float32": 1e-6, "float64": 1e-14}  # The largest relative error of a tensor that passes

@@ -1,7 +1,7 @@
 """The program inside a job: `python -m horovod_study.studies.job FOLDER` runs the cells that the job was submitted for.
 
 It runs on the first node, with the same loop, claims and records as `run` uses anywhere else, after a look whether
-code, environment and nodes are those that were asked for. How it fares it writes into its note in FOLDER (jobs.py).
+code, environment and nodes are those that were asked for. How it fares it writes into its note in FOLDER (slurm.py).
 
 It ends early, with a checkpoint of the running cell, when Slurm says so: SIGUSR1 before the time limit, SIGTERM when
 it is pre-empted, requeued or cancelled. Where the workers alone are told, because the partition has a grace time, the
@@ -17,9 +17,8 @@ import platform
 import re
 import signal
 import sys
-import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,7 +27,7 @@ from typing import Any
 
 from rich.console import Console
 
-from horovod_study.cluster import jobs
+from horovod_study.cluster import process, slurm
 from horovod_study.cluster.identity import Known, changes, environment, identify
 from horovod_study.cluster.launch import hosts_of_allocation, site_of
 from horovod_study.cluster.slurm import blocks
@@ -41,10 +40,10 @@ from horovod_study.measure.clock import sleep, utc_now
 from horovod_study.records import RunRecord, create_run
 from horovod_study.studies import attempt as attempts
 from horovod_study.studies.attempt import Interruption, record_in
-from horovod_study.studies.lease import CLAIMS, Held, acquire
+from horovod_study.studies.lease import CLAIMS, Held, acquire, touching
 from horovod_study.studies.ledger import read_ledger, set_aside
-from horovod_study.studies.runner import Grid, StudyResult
-from horovod_study.studies.sweep import StudyCells
+from horovod_study.studies.runner import Grid, RunOptions, StudyResult
+from horovod_study.studies.study_file import StudyCells
 from horovod_study.text.progress import duration, show
 from horovod_study.text.words import plural
 
@@ -59,7 +58,7 @@ class JobSignals(Interruption):
 
     signals = (*Interruption.signals, signal.SIGUSR1)
 
-    def __init__(self, job_id: str, *, restarts: int, ends: float | None, ask: jobs.Ask) -> None:
+    def __init__(self, job_id: str, *, restarts: int, ends: float | None, ask: slurm.Ask) -> None:
         """`restarts`: how often the job was started before this time; `ends`: when it must end, seconds since 1970."""
         self.requested = False
         self.number = 0  # of the first signal
@@ -101,7 +100,7 @@ class JobSignals(Interruption):
             self.requested, self.number = True, number
 
 
-def _told_by_slurm(ask: jobs.Ask, job_id: str) -> dict[str, str]:
+def _told_by_slurm(ask: slurm.Ask, job_id: str) -> dict[str, str]:
     """Return what `scontrol show job` says, by its names; empty where it does not answer."""
     text = (ask(("scontrol", "--oneliner", "show", "job", job_id)) if job_id else None) or ""
     return dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", text))
@@ -118,7 +117,7 @@ class Inside:
 
     console: Console
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    ask: jobs.Ask = jobs.ask
+    ask: slurm.Ask = slurm.ask
     launch: attempts.Launcher = attempts.local_launch
 
     @property
@@ -126,10 +125,11 @@ class Inside:
         """The number of the job, or of the one task of it that this is."""
         return self.environ.get("SLURM_JOB_ID", "")
 
-    def grid(self, sweep: StudyCells, stop: Interruption, **how: Any) -> Grid:
+    def grid(self, sweep: StudyCells, stop: Interruption, *, grace_s: float = process.GRACE_S, **how: Any) -> Grid:
         """Return what runs cells here."""
         place = lambda cell: site_of(sweep.partition_of(cell), cell.placement, environ=self.environ)  # noqa: E731
-        return Grid(sweep=sweep, console=self.console, stop=stop, launch=self.launch, site_of=place, **how)
+        options = RunOptions(command="", launch=self.launch, pin=False, grace_s=grace_s)
+        return Grid(sweep=sweep, console=self.console, stop=stop, options=options, site_of=place, **how)
 
 
 def main(arguments: Sequence[str], *, environ: Mapping[str, str] = os.environ) -> int:
@@ -141,7 +141,7 @@ def main(arguments: Sequence[str], *, environ: Mapping[str, str] = os.environ) -
     folder = Path(arguments[0])
     try:
         task = whole_number("SLURM_ARRAY_TASK_ID", environ) or 0
-        job = jobs.read_job(folder)
+        job = slurm.read_job(folder)
         if not 0 <= task < len(job.tasks):
             told = f"task {task} is asked for, but the job has {len(job.tasks)}; submit it as it is"
             raise StudyError(f"{folder}: {told}")
@@ -151,7 +151,7 @@ def main(arguments: Sequence[str], *, environ: Mapping[str, str] = os.environ) -
         return 2
 
 
-def run_job(job: jobs.Job, directory: Path, task: int, inside: Inside, *, until_killed_s: float = 120.0) -> int:
+def run_job(job: slurm.Job, directory: Path, task: int, inside: Inside, *, until_killed_s: float = 120.0) -> int:
     """Run the cells of one task of `job`, of the study in `directory`; return the exit code.
 
     StudyError: the job cannot run at all; its note says so too.
@@ -159,15 +159,17 @@ def run_job(job: jobs.Job, directory: Path, task: int, inside: Inside, *, until_
     environ, console = inside.environ, inside.console
     restarts = whole_number("SLURM_RESTART_COUNT", environ) or 0
     number, host = environ.get("SLURM_ARRAY_JOB_ID") or inside.job_id, environ.get("SLURMD_NODENAME") or platform.node()
-    note = jobs.Note(job_id=number, host=host, state="running", restarts=restarts, started=utc_now())
+    note = slurm.Note(job_id=number, host=host, state="running", restarts=restarts, started=utc_now())
     lasts_s = seconds_left(environ, job.time_limit_s)
     ends = datetime.now(UTC).timestamp() + lasts_s
-    jobs.write_note(directory, job.name, task, note)
+    slurm.write_note(directory, job.name, task, note)
     cells: tuple[Cell, ...] = ()
     with (
         JobSignals(inside.job_id, restarts=restarts, ends=ends, ask=inside.ask) as stop,
-        _refreshed(jobs.note_path(directory, job.name, task)),
+        ExitStack() as stack,
     ):
+        # By this others see that it is there.
+        stack.callback(touching(lambda: os.utime(slurm.note_path(directory, job.name, task)), 30.0).set)
         try:
             sweep = contents(job, directory, task)
             cells = sweep.cells
@@ -191,11 +193,11 @@ def run_job(job: jobs.Job, directory: Path, task: int, inside: Inside, *, until_
                         set_aside(directory, cell)
                         create_run(directory / cell.key, attempts.record_of(cell, utc_now(), str(error)))
                         lease.release("failed", str(error))
-            jobs.write_note(directory, job.name, task, replace(note, state="failed", cell="", reason=str(error)))
+            slurm.write_note(directory, job.name, task, replace(note, state="failed", cell="", reason=str(error)))
             raise
         early = stop.requested
         pre_empted = stop.state == PRE_EMPTED if early else False
-        jobs.write_note(directory, job.name, task, note)
+        slurm.write_note(directory, job.name, task, note)
     show(console, f"ended: {note.state}{f' ({note.reason})' if note.reason else ''}")
     if pre_empted and stop.number == 0 and job.requeue:
         # A job that ends by itself in its grace time is not queued again: it is requeued, and waits for its end.
@@ -229,7 +231,7 @@ def run_here(sweep: StudyCells, inside: Inside, *, command: str, retry: bool = T
     """
     environ, console = inside.environ, inside.console
     hosts, there = hosts_of_allocation(environ), environ.get("SLURM_JOB_PARTITION")
-    ledger = read_ledger(sweep, jobs=jobs.JobBook(sweep.directory, ask=inside.ask))
+    ledger = read_ledger(sweep, jobs=slurm.JobBook(sweep.directory, ask=inside.ask))
     wanted = ledger.to_do(retry=retry)
 
     def fits(cell: Cell) -> bool:
@@ -257,24 +259,24 @@ def run_here(sweep: StudyCells, inside: Inside, *, command: str, retry: bool = T
     with Interruption() as stop:
         planned = {entry.key: entry.state for entry in ledger.entries}
         broken_off = inside.grid(sweep, stop, planned=planned, lasts_s=left_s).run(cells)
-    ledger = read_ledger(sweep, jobs=jobs.JobBook(sweep.directory, ask=inside.ask))
+    ledger = read_ledger(sweep, jobs=slurm.JobBook(sweep.directory, ask=inside.ask))
     show(console, ledger.summary())
     if stop.requested:
         show(console, f"interrupted{broken_off and f' in {broken_off}'}; continue with: {command}")
     return StudyResult(ledger=ledger, interrupted=stop.requested)
 
 
-def contents(job: jobs.Job, directory: Path, task: int) -> StudyCells:
+def contents(job: slurm.Job, directory: Path, task: int) -> StudyCells:
     """Return the cells of one task of a job, in their order, with what its folder tells of the study in `directory`."""
     partition: Partition = accept(Partition, job.inside["partition"], "partition of the job", error=RecordError)
     told = job.inside["study"]
     by_key = {values["key"]: values for values in job.inside["cells"]}
     asked: dict[str, Any] = {"name": job.study, "seed": told["seed"], "timeout_s": told["timeout_s"]}
-    cells = tuple(jobs.cell_of(by_key[key]) for key in job.tasks[task])
+    cells = tuple(slurm.cell_of(by_key[key]) for key in job.tasks[task])
     return StudyCells(**asked, directory=directory, cells=cells, partitions={partition.name: partition})
 
 
-def unlike(job: jobs.Job, sweep: StudyCells, inside: Inside) -> str:
+def unlike(job: slurm.Job, sweep: StudyCells, inside: Inside) -> str:
     """Return in one line how this place differs from what was asked for at submission, or ""."""
     hosts, (partition,) = hosts_of_allocation(inside.environ), sweep.partitions.values()
     if len(hosts) != job.nodes:
@@ -294,23 +296,6 @@ def seconds_left(environ: Mapping[str, str], limit_s: float, *, present: Callabl
     end = whole_number("SLURM_JOB_END_TIME", environ)
     seconds = datetime.now(UTC).timestamp() if present is None else present()
     return max(0.0, end - seconds) if end else limit_s
-
-
-@contextmanager
-def _refreshed(path: Path) -> Iterator[None]:
-    """Touch the note of a job twice a minute: by this others see that it is there."""
-    end = threading.Event()
-
-    def touch() -> None:
-        while not end.wait(30.0):
-            with suppress(OSError):
-                os.utime(path)
-
-    threading.Thread(target=touch, daemon=True, name="note").start()
-    try:
-        yield
-    finally:
-        end.set()
 
 
 if __name__ == "__main__":

@@ -179,19 +179,26 @@ def server_time(folder: Path) -> float:
         return probe.stat().st_mtime
 
 
+def touching(touch: Callable[[], object], every_s: float) -> threading.Event:
+    """Call `touch` so often, from a thread that sleeps in the kernel meanwhile, until the event returned is set."""
+    ending = threading.Event()
+
+    def go_on() -> None:
+        while not ending.wait(every_s):
+            with suppress(OSError):
+                touch()
+
+    threading.Thread(target=go_on, daemon=True, name="touching").start()
+    return ending
+
+
 class Lease:
     """A name that this process holds, until `release` or the end of a `with` block; it is touched by itself."""
 
     def __init__(self, claim: Claim, *, refresh_s: float) -> None:
         self.claim = claim
-        self._ending = threading.Event()
-        # It sleeps in the kernel, and touches one file twice a minute: nothing that a measured worker would notice.
-        self._toucher = threading.Thread(target=self._touch, args=(refresh_s,), daemon=True, name="lease")
-        self._toucher.start()
-
-    def _touch(self, every_s: float) -> None:
-        while not self._ending.wait(every_s):
-            self.refresh()
+        # One file is touched twice a minute: nothing that a measured worker would notice.
+        self._ending = touching(self.refresh, refresh_s)
 
     def refresh(self) -> bool:
         """Tell the others that this process is alive; False when one of them has taken over meanwhile."""

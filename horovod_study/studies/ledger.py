@@ -29,15 +29,15 @@ from typing import Any, NamedTuple
 
 from horovod_study.analysis.paired import MOST_LAUNCHES
 from horovod_study.cluster import alive, identity
-from horovod_study.cluster.jobs import JobBook, JobState
-from horovod_study.cluster.reason import told_to_end
+from horovod_study.cluster.slurm import JobBook, JobState
 from horovod_study.config.documents import parse_csv, read_bytes, read_json, shown
 from horovod_study.config.run import Cell
 from horovod_study.errors import RecordError, StudyError, nearest, refuse
 from horovod_study.files import append_text, csv_rows, write_file
 from horovod_study.records import MANIFEST, SILENT_S, RunRecord, checkpoint_paths, facts, is_command, read_run, silent_s
 from horovod_study.studies import lease
-from horovod_study.studies.sweep import StudyCells
+from horovod_study.studies.attempt import told_to_end
+from horovod_study.studies.study_file import StudyCells
 from horovod_study.studies.turns import Aim
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural

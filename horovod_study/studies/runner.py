@@ -28,10 +28,10 @@ from rich.text import Text
 
 from horovod_study.cluster import process
 from horovod_study.cluster.identity import identify, remember
-from horovod_study.cluster.jobs import JOBS, JobBook
 from horovod_study.cluster.launch import HERE, Site, site_of
 from horovod_study.cluster.process import GRACE_S, marked_below, stop_marked
 from horovod_study.cluster.remote import other_hosts, run_on, stop_marked_on
+from horovod_study.cluster.slurm import JOBS, JobBook
 from horovod_study.config.partitions import Host
 from horovod_study.config.roles import Role
 from horovod_study.config.run import Cell, Placement, available_cores
@@ -47,9 +47,8 @@ from horovod_study.studies import ledger as ledgers
 from horovod_study.studies.attempt import Lane, attempt, sweep
 from horovod_study.studies.lease import Held, Lease, acquire, latest, require_free
 from horovod_study.studies.ledger import Entry, Ledger
-from horovod_study.studies.plan import Estimate, Plan, plan_study
-from horovod_study.studies.submit import cancel_jobs, submit_cells
-from horovod_study.studies.sweep import StudyCells
+from horovod_study.studies.plan import Estimate, Plan, cancel_jobs, plan_study, submit_cells
+from horovod_study.studies.study_file import StudyCells
 from horovod_study.studies.turns import Aim, Conductor, Policy, groups, sees_steps, until_asked_for, worker_mb
 from horovod_study.text.progress import duration, show
 from horovod_study.text.words import plural
@@ -61,7 +60,7 @@ _WAKE_S = 0.25  # how soon Ctrl-C is noticed
 _ANSWER_S = 30.0  # beyond the grace: how long `cancel` waits for whoever runs the cell
 _NAMED = 24  # cells of a block that are named before it is run
 _HOST = "host-"  # claims of those who run cells on a host, so that no two do
-_Ended = Generator[attempts.CellRun, Any, tuple[str, str, float]]  # state, reason and seconds
+_Ended = Generator[attempts.RankRun, Any, tuple[str, str, float]]  # state, reason and seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,7 +116,16 @@ def run_sweep(sweep: StudyCells, options: RunOptions, *, console: Console | None
 
 def show_plan(sweep: StudyCells, options: RunOptions, *, console: Console | None = None) -> StudyResult:
     """Print what `run_sweep` would do, with launch lines and what would be submitted. Nothing runs."""
-    return _Runner(sweep, options, console).show()
+    runner, ledger = _Runner(sweep, options, console), ledgers.read_ledger(sweep)
+    console, directory = console or Console(), sweep.directory
+    _, here, there = runner._plan(ledger, table=True)
+    for cell in {cell.label: cell for cell in here}.values():
+        out, config = directory / cell.key, directory / "cells" / f"{cell.key}.yaml"
+        line = options.launch(cell, config, out, site=runner._sites[cell.placement])
+        show(console, f"# {cell.label}\n{shlex.join(line.argv)}\n")
+    if there:
+        submit_cells(sweep, there, console=console, dry_run=True)
+    return StudyResult(ledger=ledger, planned_only=True)
 
 
 def retry_cells(
@@ -220,14 +228,14 @@ class _Runner:
             if there:
                 submit_cells(sweep, there, console=console, planned=planned)
             if here:
-                how: dict[str, Any] = {"planned": planned, "held": held, "policy": options.policy, **self._places()}
+                how: dict[str, Any] = {"planned": planned, "held": held, "site_of": self._place, "options": options}
                 grid, every = Grid(sweep=sweep, console=console, stop=stop, **how), len(ledger.entries)
                 if options.smoke:
                     smoke_test(here, self._sites, grid)
                 seconds, cores = options.watch_load_s, sorted(os.sched_getaffinity(0))
                 watched = seconds > 0 and any(site.alone for site in self._sites.values())
                 others = process.OtherPrograms(cores) if watched else None
-                if others and (told := process.disturbance(others, len(cores), after_s=seconds)):
+                if others and (told := others.told(after_s=seconds)):
                     show(console, f"warning: {told}; times will not be those of a quiet machine")
                 broken_off = grid.run(here, total=every, ended=every - len(here))
             waiting = len(places) < len(sweep.partitions)
@@ -237,23 +245,6 @@ class _Runner:
             result = StudyResult(ledger=ledger, interrupted=stop.requested, submitted=waiting, aimed=aimed)
         _conclude(result, broken_off, options, console, told=plan.ledger.summary())
         return result
-
-    def show(self) -> StudyResult:
-        """Print what `run` would do."""
-        ledger, console = ledgers.read_ledger(self._sweep), self._console
-        _, here, there = self._plan(ledger, table=True)
-        for cell in {cell.label: cell for cell in here}.values():
-            out, config = self._directory / cell.key, self._directory / "cells" / f"{cell.key}.yaml"
-            line = self._options.launch(cell, config, out, site=self._sites[cell.placement])
-            show(console, f"# {cell.label}\n{shlex.join(line.argv)}\n")
-        if there:
-            submit_cells(self._sweep, there, console=console, dry_run=True)
-        return StudyResult(ledger=ledger, planned_only=True)
-
-    def _site(self, placement: Placement) -> Site:
-        """Return where a placement goes; StudyError where there are too few hosts or slots."""
-        partition = self._sweep.partitions[placement.partition]
-        return site_of(partition, placement, oversubscribe=self._options.oversubscribe)
 
     def _plan(self, ledger: Ledger, *, table: bool = False) -> tuple[Plan, list[Cell], list[Cell]]:
         """Return what is to be done after saying so, with `table` at length; refuse what would fail in every cell.
@@ -268,7 +259,7 @@ class _Runner:
         there = [cell for each in plan.allocations for cell in each.cells]
         here = list(plan.cells[: len(plan.cells) - len(there)])
         shared = self._refuse_sharing(here)
-        self._sites = {each: self._site(each) for each in dict.fromkeys(cell.placement for cell in here)}
+        self._sites = {each: self._place(cell) for each, cell in {cell.placement: cell for cell in here}.items()}
         if self._sweep.cells and (note := self._sweep.cells[0].config.workload.note):
             show(console, note)
         attempts.require_launchers(here, options.launch, self._sites)
@@ -278,25 +269,13 @@ class _Runner:
             self._report(ledger, here, Estimate(past))
         return plan, here, there
 
-    def _places(self) -> dict[str, Any]:
-        """Return where the cells run, and how they are started."""
-        available, near_gpus = process.cores_in_order(sorted(os.sched_getaffinity(0))), cache(process.cores_near_gpus)
-
-        def place(cell: Cell) -> Site:
-            # A port of its own where ranks of several hosts meet: that of the cell before may be in use.
-            site = self._sites[cell.placement]
-            return site if site.alone else self._site(cell.placement)
-
-        def cores(cell: Cell) -> tuple[int, ...] | None:
-            if not self._options.pin or not self._sites[cell.placement].alone:
-                return None
+    def _place(self, cell: Cell) -> Site:
+        """Return where a cell goes; StudyError where there are too few hosts or slots."""
+        # A port of its own where ranks of several hosts meet: that of the cell before may be in use.
+        if (site := self._sites.get(cell.placement)) is None or not site.alone:
             partition = self._sweep.partition_of(cell)
-            on_gpu = partition.gpus_per_node and vars(cell.config).get("device") != "cpu"
-            near = near_gpus() if on_gpu else ()
-            return process.cell_cores(cell, cores_per_worker=partition.cores_per_worker, available=available, near=near)
-
-        launch, grace_s, notice = self._options.launch, self._options.grace_s, self._options.watch_load_s > 0
-        return {"launch": launch, "site_of": place, "cores_of": cores, "grace_s": grace_s, "notice_load": notice}
+            site = site_of(partition, cell.placement, oversubscribe=self._options.oversubscribe)
+        return site
 
     def _refuse_sharing(self, cells: Sequence[Cell]) -> list[str]:
         """Refuse workers that would have to share cores or GPUs of this machine; when that is wanted, say so."""
@@ -417,12 +396,8 @@ class Grid:
     sweep: StudyCells
     console: Console
     stop: attempts.Interruption
-    launch: attempts.Launcher = attempts.local_launch
+    options: RunOptions
     site_of: Callable[[Cell], Site] = lambda cell: HERE
-    cores_of: Callable[[Cell], Sequence[int] | None] = lambda cell: None
-    grace_s: float = GRACE_S
-    notice_load: bool = True  # warn once when other programs used the cores while a cell ran
-    policy: Policy = until_asked_for  # of cells that alternate, where no precision is the aim
     planned: Mapping[str, str] = field(default_factory=dict)  # key -> state when it was chosen
     held: Sequence[Lease] = ()  # of the caller: a request to end that reaches one of them ends all
     lasts_s: float = math.inf  # no cell is begun that would probably not end by then, where its time is known
@@ -436,7 +411,8 @@ class Grid:
         self._until = now() + self.lasts_s
         self._claims = self.directory / leases.CLAIMS
         self._estimate = Estimate(ledgers.past_durations(self.directory))
-        self._warned = False
+        self._notice_load = self.options.watch_load_s > 0  # warn once when others used the cores while a cell ran
+        self._near_gpus = cache(process.cores_near_gpus)
         self._source = identify()
         self._aim = None if self.sweep.precision is None else Aim(self.sweep)
 
@@ -476,7 +452,7 @@ class Grid:
         asked_of = [(cell.config, name) for cell in cells for name in cell.config.workload.named(Role.PROBE)]
         usual = [(None, config.workload.options[name].default) for config, name in asked_of]
         probed = any(getattr(*each) not in values for each, values in zip(asked_of, usual, strict=True))
-        how: dict[str, Any] = {"block": block, "launch": launch, "policy": self._aim or self.policy}
+        how: dict[str, Any] = {"block": block, "launch": launch, "policy": self._aim or self.options.policy}
         how |= {"cores": sorted(os.sched_getaffinity(0)), "end_alone": probed}
         how |= facts(asked, "seed", "equal_steps", "least_steps")
         with Conductor([cell.key for cell in cells], **how) as conductor:
@@ -488,8 +464,8 @@ class Grid:
             self._warn(f"other programs used {used:.1f} cores in half of the slices, or more")
 
     def _warn(self, text: str) -> None:
-        if self.notice_load and not self._warned:
-            self._warned = True
+        if self._notice_load:
+            self._notice_load = False
             show(self.console, f"warning: {text}")
 
     def _lane(self, cells: Sequence[Cell], conductor: Conductor | None = None) -> Lane:
@@ -530,7 +506,7 @@ class Grid:
 
     def _turn(
         self, cell: Cell, ahead: Sequence[Cell], conductor: Conductor | None
-    ) -> Generator[attempts.CellRun, Any, tuple[str, float] | None]:
+    ) -> Generator[attempts.RankRun, Any, tuple[str, float] | None]:
         """Run one cell under its claim and release it with how it ended; return that, and how many seconds it took.
 
         None: it was not for us to run.
@@ -559,8 +535,8 @@ class Grid:
 
     def _under_claim(self, cell: Cell, watch: attempts.Watch, conductor: Conductor | None) -> _Ended:
         """Run a cell whose claim is held, unless it has finished meanwhile, and write down how it ended."""
-        out, site = self.directory.resolve() / cell.key, self.site_of(cell)
-        stop_marked(str(out), grace_s=self.grace_s)  # of an attempt whose runner was killed
+        out, site, options = self.directory.resolve() / cell.key, self.site_of(cell), self.options
+        stop_marked(str(out), grace_s=options.grace_s)  # of an attempt whose runner was killed
         require_free(out)
         record = attempts.record_in(out)
         wrong = record is not None and ledgers.foreign(record, cell) != ""
@@ -572,13 +548,21 @@ class Grid:
             ledgers.keep_log(self.directory, cell)
         else:
             ledgers.set_aside(self.directory, cell)
-        noticed = self.notice_load and site.alone and conductor is None  # else each slice tells of it
-        cores = len(os.sched_getaffinity(0))
-        others = process.OtherPrograms(sorted(os.sched_getaffinity(0))) if noticed else None
-        how: dict[str, Any] = {"config": self.directory / "cells" / f"{cell.key}.yaml", "launch": self.launch}
-        how |= {"log": ledgers.log_path(self.directory, cell), "cores": self.cores_of(cell), "site": site}
+        own: Sequence[int] | None = None
+        available, partition = sorted(os.sched_getaffinity(0)), self.sweep.partition_of(cell)
+        if options.pin and site.alone:
+            on_gpu = partition.gpus_per_node and vars(cell.config).get("device") != "cpu"
+            place: dict[str, Any] = {
+                "available": process.cores_in_order(available),
+                "near": self._near_gpus() if on_gpu else (),
+            }
+            own = process.cell_cores(cell, cores_per_worker=partition.cores_per_worker, **place)
+        noticed = self._notice_load and site.alone and conductor is None  # else each slice tells of it
+        others = process.OtherPrograms(available) if noticed else None
+        how: dict[str, Any] = {"config": self.directory / "cells" / f"{cell.key}.yaml", "launch": options.launch}
+        how |= {"log": ledgers.log_path(self.directory, cell), "cores": own, "site": site}
         how |= {"resume": resume, "checkpoint": not self.sweep.equal_steps, "timeout_s": self.sweep.timeout_s}
-        run = attempts.CellRun(cell=cell, out=out, grace_s=self.grace_s, watch=watch, **how)
+        run = attempts.RankRun(cell=cell, out=out, grace_s=options.grace_s, watch=watch, **how)
         attempt: attempts.Attempt = yield run if conductor is None else conductor.with_turns(run, cell.key, self.stop)
         if attempt.unreached:
             show(self.console, f"warning: {attempt.unreached}")
@@ -591,7 +575,7 @@ class Grid:
             self._estimate.add(cell.runtime, cell.placement.workers, attempt.seconds)
         if attempt.done and conductor is not None:
             append_turns(self.directory, conductor.slices_of(cell.key))
-        if attempt.done and others is not None and not self._warned and (told := process.disturbance(others, cores)):
+        if attempt.done and others is not None and (told := others.told()):
             self._warn(f"{told} while that cell ran; its times are not those of a quiet machine")
         return attempt.state, attempt.reason, attempt.seconds
 
@@ -680,10 +664,10 @@ def smoke_test(cells: Sequence[Cell], sites: Mapping[Placement, Site], grid: Gri
             while out.exists():
                 out = out.with_name(f"{out.name}+")
             how: dict[str, Any] = {"out": out, "config": folder / f"{out.name}.yaml", "log": folder / f"{out.name}.log"}
-            how |= {"site": site, "launch": grid.launch, "grace_s": grid.grace_s}
+            how |= {"site": site, "launch": grid.options.launch, "grace_s": grid.options.grace_s}
             # Other trainings may read their data for minutes before the first step.
             limit_s = LIMIT_S if foreign or cell.config.workload.small is not None else 600.0
-            ended = attempt(attempts.CellRun(cell=cell, timeout_s=limit_s, **how), stop)
+            ended = attempt(attempts.RankRun(cell=cell, timeout_s=limit_s, **how), stop)
             if ended.unreached:
                 show(console, f"warning: {ended.unreached}")
             # A command of which no step is seen cannot be ended after some: that it does not fail so soon is enough.

@@ -99,10 +99,6 @@ class SearchConfig:
                 return self.cell(dict(zip(self.space, values, strict=True)))
         return self.cell({name: ends(each)[0] for name, each in self.space.items()})  # it says what is wrong
 
-    def highest(self, name: str) -> Any:
-        """Return the largest value that the option `name`, a number, can take."""
-        return max(ends(self.space[name])) if name in self.space else getattr(self.run, name)
-
     def meaning(self) -> dict[str, Any]:
         """Return what must be the same whenever the search is continued, or its trials could not be compared."""
         space = {name: vars(each) for name, each in self.space.items()}
@@ -206,7 +202,8 @@ def run_search(search: SearchConfig, runs_dir: Path, *, command: str, jobs: int 
     typed; it is repeated where typing it again continues. Raises StudyError before a trial starts when a launcher is
     missing, when the trials would have to share cores, or when the folder holds a search that asked for something else.
     """
-    threads, cores = search.highest("threads") * search.workers * jobs, available_cores()
+    most = max(ends(search.space["threads"])) if "threads" in search.space else vars(search.run)["threads"]
+    threads, cores = most * search.workers * jobs, available_cores()
     many = f"{plural(jobs, 'job')} with {plural(search.workers, 'worker')} each would compute with {threads} threads, "
     few = f"but this machine offers {plural(cores, 'core')}; lower --jobs, or workers and threads in the file"
     one = f"--jobs {jobs}: must be 1 or greater"
@@ -332,7 +329,7 @@ class _Search:
             return None
         return lease
 
-    def _run(self, trial: Trial, lease: leases.Lease) -> Generator[attempts.CellRun, Any, _Outcome | None]:
+    def _run(self, trial: Trial, lease: leases.Lease) -> Generator[attempts.RankRun, Any, _Outcome | None]:
         """Run a trial, unless its run has ended before, and return how it ended; None: it is left open."""
         name = _name(trial.number)
         # The seed depends on the trial and not on who runs it: commands that start together do not draw the same.
@@ -373,7 +370,7 @@ class _Search:
                     leases.move_run(out, folder / leases.ATTEMPTS)
                 paths = {"config": folder / "configs" / f"{name}.yaml", "log": folder / f"logs/{name}.log"}
                 how: dict[str, Any] = {"launch": attempts.local_launch, "timeout_s": self._search.timeout_s, **paths}
-                ended = yield attempts.CellRun(cell=cell, out=out, resume=resume, watch=watch, **how)
+                ended = yield attempts.RankRun(cell=cell, out=out, resume=resume, watch=watch, **how)
         except Held:  # somebody trains in its directory who runs no search
             return None
         if ended is not None and ended.state in (self._stop.state, "stopped", attempts.TAKEN_OVER):

@@ -21,6 +21,7 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 import psutil
@@ -36,8 +37,8 @@ from horovod_study.measure.clock import now, sleep
 from horovod_study.measure.environment import busy_s
 from horovod_study.recording.rank.turns import TURNS, Channel
 from horovod_study.records import TurnSlice, read_run, read_turns
-from horovod_study.studies.attempt import CellRun, Interruption, Running, Verdict, record_in
-from horovod_study.studies.sweep import StudyCells
+from horovod_study.studies.attempt import Interruption, RankRun, Running, Verdict, record_in
+from horovod_study.studies.study_file import StudyCells
 from horovod_study.text.progress import duration
 
 SLICE_S = (0.25, 0.5)
@@ -78,10 +79,11 @@ SPARE = 1.25  # What is kept free for each worker, as a multiple of what others 
 
 
 class AlternatingCells(NamedTuple):
-    """Cells of a study that are run in turns, or one after the other where `block` is ""."""
+    """Cells of a study that are run in turns, or one after the other where `block` is ""; `why`: by key, then."""
 
     cells: tuple[Cell, ...]
     block: str = ""
+    why: Mapping[str, str] = MappingProxyType({})
 
 
 def _cannot_wait(config: Configuration, *, gpus: int) -> str:
@@ -125,14 +127,6 @@ def workers_that_fit(each_mb: float | None) -> float:
     return psutil.virtual_memory().available / 1e6 / (each_mb or WORKER_MB)
 
 
-def _by_itself(sweep: StudyCells, cell: Cell, here: bool) -> str:
-    """Return why a cell cannot alternate with others, "" where it can."""
-    partition = sweep.partition_of(cell)
-    if not here or partition.scheduler != "local":
-        return "it runs on other hosts than this machine"
-    return _cannot_wait(cell.config, gpus=partition.gpus_per_node)
-
-
 def groups(
     sweep: StudyCells, cells: Sequence[Cell], here: Callable[[Cell], bool], *, each_mb: float | None = None
 ) -> list[AlternatingCells]:
@@ -149,25 +143,27 @@ def groups(
     repeat = lambda cell: (cell.config.repeat, f"-{cell.placement.workers}w" if cell.arm else "")  # noqa: E731
     for (_, pair), block in groupby(cells, key=repeat):
         # The small cells first; one that is larger than the room has its own.
-        rest: list[Cell] = []
+        rest: dict[Cell, str] = {}
         boxes: dict[str, list[list[Cell]]] = {}
         for cell in sorted(block, key=lambda cell: cell.placement.workers):
-            if _by_itself(sweep, cell, here(cell)):
-                rest.append(cell)
+            partition, workers = sweep.partition_of(cell), cell.placement.workers
+            elsewhere = not here(cell) or partition.scheduler != "local"
+            why = "it runs on other hosts than this machine" if elsewhere else ""
+            if why := why or _cannot_wait(cell.config, gpus=partition.gpus_per_node):
+                rest[cell] = why
                 continue
-            of_partition = boxes.setdefault(cell.placement.partition, [[]])
-            if of_partition[-1] and sum(each.placement.workers for each in (*of_partition[-1], cell)) > room:
+            of_partition = boxes.setdefault(partition.name, [[]])
+            if of_partition[-1] and sum(each.placement.workers for each in of_partition[-1]) + workers > room:
                 of_partition.append([])
             of_partition[-1].append(cell)
-        for partition, of_partition in boxes.items():
+        for name, of_partition in boxes.items():
             for number, box in enumerate(of_partition, 1):
-                name = f"{partition}{pair}" if number == 1 else f"{partition}-{number}"
                 if len(box) > 1:
-                    parts.append(AlternatingCells(tuple(box), name))
+                    parts.append(AlternatingCells(tuple(box), f"{name}{pair}" if number == 1 else f"{name}-{number}"))
                 else:
-                    rest += box
+                    rest[box[0]] = "no other cell of its repeat fits into memory with it, or alternates"
         if rest:
-            parts.append(AlternatingCells(tuple(rest)))
+            parts.append(AlternatingCells(tuple(rest), why={cell.key: why for cell, why in rest.items()}))
     return parts
 
 
@@ -180,14 +176,10 @@ def sees_steps(sweep: StudyCells) -> bool:
 
 def alternating(sweep: StudyCells, cells: Sequence[Cell]) -> tuple[list[AlternatingCells], dict[str, str]]:
     """Return the blocks of `cells` that will alternate here, and why the others do not, by key; both empty without."""
-    if not sweep.turns:
-        return [], {}
-    if sweep.directory.exists() and not sees_steps(sweep):
+    if sweep.turns and sweep.directory.exists() and not sees_steps(sweep):
         return [], {cell.key: "no step was seen in its command" for cell in cells}
-    parts = groups(sweep, cells, lambda cell: True, each_mb=worker_mb(sweep.directory))
-    lone = "no other cell of its repeat fits into memory with it, or alternates"
-    alone = [cell for part in parts if not part.block for cell in part.cells]
-    return [part for part in parts if part.block], {cell.key: _by_itself(sweep, cell, True) or lone for cell in alone}
+    parts = groups(sweep, cells, lambda cell: True, each_mb=worker_mb(sweep.directory) if sweep.turns else None)
+    return [part for part in parts if part.block], {key: why for part in parts for key, why in part.why.items()}
 
 
 @dataclass(kw_only=True)
@@ -301,7 +293,7 @@ class Conductor:
         self._wake()
         return {TURNS: f"127.0.0.1:{self._listener.getsockname()[1]}:{self._cells[run].token}"}
 
-    def with_turns(self, run: CellRun, name: str, stop: Interruption) -> CellRun:
+    def with_turns(self, run: RankRun, name: str, stop: Interruption) -> RankRun:
         """Return a run whose ranks know where to ask for turns; who is to be ended is told to go on before."""
 
         def watch(running: Running) -> Verdict | None:

@@ -31,7 +31,7 @@ ALIKE = 1e-4
 """Losses of the first steps that agree to this part: rounding differs between ways to add, and little else does."""
 
 Block: TypeAlias = Mapping[str, Any]
-"""As `studies/pairs.py` makes them: `workers`, `block` (its number, from 1), `first`, and under `A` and `B` the figures
+"""As `studies/designs.py` has them: `workers`, `block` (its number, from 1), `first`, and under `A` and `B` the figures
 of one run each: `samples_per_s`, `step_s_median`, `step_s_p90`, `test_mse`, `parameter_sha256`, `first_losses` (mean
 over the workers, one per step). Where they trained in turns it has `rounds`: samples/s of A and of B, and `other_load`
 in cores (None where unknown), one for each round."""
