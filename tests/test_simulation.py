@@ -17,35 +17,33 @@ from make.properties import examples
 from make.wording import Golden
 
 from horovod_study.analysis.costs import Link
-from horovod_study.analysis.simulate.network import (
+from horovod_study.analysis.simulate.scaling import (
+    CHANGES,
     CHOICES,
     CLOSED_FORM_ERROR,
     GROWTH,
-    Curves,
-    Level,
-    Network,
-    Sweep,
-    allreduce_s,
-    carried,
-    costs,
-    error_of,
-    network_from,
-    ring,
-    small_allreduce_s,
-)
-from horovod_study.analysis.simulate.scaling import (
-    CHANGES,
     PARTS,
     Chance,
     Compute,
+    Curves,
+    Level,
+    Network,
     Runtime,
     Scenario,
     Spread,
+    Sweep,
     all_doubts,
+    allreduce_s,
+    carried,
     communicate,
+    costs,
     doubts,
+    error_of,
     measured,
+    network_from,
+    ring,
     simulate,
+    small_allreduce_s,
     what_if,
 )
 from horovod_study.errors import AnalysisError, ConfigError

@@ -22,7 +22,7 @@ from horovod_study.analysis.series.turns import StudyTurns
 from horovod_study.analysis.steps import accounting as steps
 from horovod_study.analysis.steps import attribution
 from horovod_study.analysis.steps import breakdown as laps
-from horovod_study.analysis.sync import boundary, synchronisation
+from horovod_study.analysis.sync import synchronisation
 from horovod_study.errors import AnalysisError
 from horovod_study.records import finite
 
@@ -71,8 +71,8 @@ class Analysis:
     learning: pd.DataFrame = _table(lambda: convergence.LEARNING_COLUMNS)
     targets: pd.DataFrame = _table(lambda: convergence.TARGET_COLUMNS)
     accounting: pd.DataFrame = _table(lambda: steps.RUN_COLUMNS)
-    nodes: pd.DataFrame = _table(lambda: boundary.NODE_COLUMNS)
-    boundary: pd.DataFrame = _table(lambda: boundary.BOUNDARY_COLUMNS)
+    nodes: pd.DataFrame = _table(lambda: synchronisation.NODE_COLUMNS)
+    boundary: pd.DataFrame = _table(lambda: synchronisation.BOUNDARY_COLUMNS)
     resources: pd.DataFrame = _table(lambda: resources.RESOURCE_COLUMNS)
     quantity_curves: pd.DataFrame = _table(lambda: resources.QUANTITY_CURVE_COLUMNS)
     crossings: pd.DataFrame = _table(lambda: convergence.CROSSING_COLUMNS)
@@ -185,7 +185,7 @@ def analyze(
     known = points.loc[points["backend"] != "serial", ["speedup_plain", "speedup_wrapped"]].notna().any()
     baseline = "wrapped" if known["speedup_wrapped"] and not known["speedup_plain"] else "plain"
     scaled = table[scaling.measured(table) & (table["backend"] != "serial") & (scaling.texts(table, "apart") == "")]
-    scaled = scaled[boundary.fewest_nodes(scaled)].astype({"samples_per_s": float})
+    scaled = scaled[synchronisation.fewest_nodes(scaled)].astype({"samples_per_s": float})
     names = ["series", "workers", "nodes", "samples_per_s", "repeat", "sync_s", "batch", "train_samples"]
     scaled = scaled[names].rename(columns={"batch": "batch_size"})
     scaled.attrs["unit"] = unit
@@ -198,10 +198,10 @@ def analyze(
     forecasts = recommendation.outlook(scaled, settings=settings, bases=bases, fits=fitted, room=room, seed=seed)
     learning = convergence.convergence(table, evaluations, targets=targets, baseline=baseline)
     rows = [] if accounting is None else steps.row_doubts(accounting)
-    placed = boundary.over_placements(table)
+    placed = synchronisation.over_placements(table)
     doubts = [*scaling.doubts(table, points, precision), *laps.doubts(table)]
     doubts += [f"{name}: {doubt}." for name, fit in fitted.items() for doubt in fit.contradicted]
-    doubts += of_kind("nodes", (*boundary.jump_doubts(placed), *boundary.fit_doubts(table)))
+    doubts += of_kind("nodes", (*synchronisation.jump_doubts(placed), *synchronisation.fit_doubts(table)))
     doubts += [*of_kind("parts", rows), *learning.doubts, *of_kind("energy", resources.doubts(table))]
     quantities = resources.fit_quantities(table, learning.crossings, seed=seed)
     communicating = synchronisation.parallel(table)
@@ -218,7 +218,7 @@ def analyze(
     usual.append("horovod-study report runs --out analysis")
     made: dict[str, Any] = {"points": points, "breakdown": parts, "curves": _curves(fitted)}
     made |= {"convergence": learning.curves, "learning": learning.learning, "targets": learning.targets}
-    made |= {"nodes": boundary.by_nodes(placed), "boundary": boundary.boundaries(placed)}
+    made |= {"nodes": synchronisation.by_nodes(placed), "boundary": synchronisation.boundaries(placed)}
     made |= {"forecast": forecasts.table, "holdout": forecasts.document, "crossings": learning.crossings}
     made |= {"resources": resources.resources(table), "quantity_curves": resources.quantity_curves(quantities)}
     made |= {"quantities": {"fits": [resources.document(each) for each in quantities]}, "synchronisation": waits}

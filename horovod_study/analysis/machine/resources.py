@@ -21,7 +21,7 @@ from horovod_study.analysis import stats
 from horovod_study.analysis.fit.fitting import QuantityFit, fit_quantity
 from horovod_study.analysis.series import points
 from horovod_study.analysis.series.points import cells_of, measured, numbers, texts, whole_numbers, with_series
-from horovod_study.analysis.sync.boundary import fewest_nodes
+from horovod_study.analysis.sync.synchronisation import fewest_nodes
 from horovod_study.errors import AnalysisError
 from horovod_study.records import facts, finite
 

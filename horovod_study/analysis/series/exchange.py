@@ -27,7 +27,7 @@ from horovod_study.analysis.series.points import (
     scaling_points,
     with_series,
 )
-from horovod_study.analysis.sync.boundary import fewest_nodes
+from horovod_study.analysis.sync.synchronisation import fewest_nodes
 from horovod_study.config.run import LAPS
 from horovod_study.errors import AnalysisError
 

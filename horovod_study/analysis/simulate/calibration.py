@@ -24,17 +24,22 @@ from horovod_study.analysis import stats
 from horovod_study.analysis.costs import Link, moved_share, rounds
 from horovod_study.analysis.machine.network import all_reduce_at, all_reduces, fits_of
 from horovod_study.analysis.series.baselines import impossible
-from horovod_study.analysis.simulate.network import (
+from horovod_study.analysis.simulate.scaling import (
     CHOICES,
     MAX_WORKERS,
+    NEGOTIATIONS,
+    Compute,
     Curves,
     Network,
+    Runtime,
+    Scenario,
+    Spread,
     Sweep,
     costs,
+    measured,
     small_allreduce_s,
     split,
 )
-from horovod_study.analysis.simulate.scaling import NEGOTIATIONS, Compute, Runtime, Scenario, Spread, measured
 from horovod_study.analysis.steps.rank_steps import BEFORE_SYNC, cycle_s, ready_steps, settings_of
 from horovod_study.config.doors import Number, Options, Text, Whole, one_of
 from horovod_study.errors import AnalysisError, refuse

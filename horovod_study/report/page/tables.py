@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from horovod_study.analysis.forecast.holdout import COMBINED
+from horovod_study.analysis.forecast.prediction import COMBINED
 from horovod_study.analysis.forecast.recommendation import FORECAST
 from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.series.points import FLAGS, REPORTED, baseline_words
