@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Annotated, Any
 
@@ -147,14 +148,9 @@ class Course:
         timed steps."""
         if self._first is None:
             return None
-        columns = {
-            **self._columns,
-            "step_s": self._over(np.mean, "step_s"),
-            "step_s_median": self._over(np.max, "step_s 0.5"),
-            "step_s_p90": self._over(np.max, "step_s 0.9"),
-            "sync_s": self._over(np.mean, "sync_s"),
-            "sync_s_median": self._over(np.mean, "sync_s 0.5"),
-        }
+        columns = {**self._columns, "step_s": self._over(np.mean, "step_s")}
+        columns |= {"step_s_median": self._over(np.max, "step_s 0.5"), "step_s_p90": self._over(np.max, "step_s 0.9")}
+        columns |= {"sync_s": self._over(np.mean, "sync_s"), "sync_s_median": self._over(np.mean, "sync_s 0.5")}
         begin_s, end_s = self._columns["begin_s"], self._columns["end_s"]
         for name, (kind, column, summed) in LOADS.items():  # a sum is known where every device is
             each = [
@@ -169,10 +165,7 @@ class Course:
     def _over(self, how: Callable[..., Any], name: str) -> Floats:
         """Return one value per part over the ranks that have steps there; NaN where one of them does not know it."""
         ranks = np.stack(self._ranks[name])  # (R, P); infinite where a rank has no step
-        here = ~np.isinf(ranks)
-        if here.all():
-            return np.asarray(how(ranks, axis=0), dtype=np.float64)
-        return np.array([how(ranks[here[:, part], part]) for part in range(ranks.shape[1])])
+        return np.array([how(part[~np.isinf(part)]) for part in ranks.T], dtype=np.float64)
 
 
 def by_part(values: Floats, places: Places, quantiles: Sequence[float]) -> tuple[Floats, Floats]:
@@ -180,19 +173,9 @@ def by_part(values: Floats, places: Places, quantiles: Sequence[float]) -> tuple
 
     NaN in a part that holds a NaN, infinite for a part without values.
     """
-    sizes = np.diff(places)
-    means = np.full(len(sizes), math.inf)
-    levels = np.full((len(quantiles), len(sizes)), math.inf)
-    cuts = np.flatnonzero(np.diff(sizes)) + 1  # parts of one size are side by side: one block of rows each
-    for first, after in zip((0, *cuts), (*cuts, len(sizes)), strict=True):
-        size = int(sizes[first])
-        if size == 0:
-            continue
-        block = values[places[first] : places[first] + size * (after - first)].reshape(after - first, size)
-        means[first:after] = block.mean(axis=1)
-        if len(quantiles):
-            levels[:, first:after] = np.quantile(block, quantiles, axis=1)
-    return means, levels
+    parts, nothing = (values[first:after] for first, after in pairwise(places)), [math.inf] * (1 + len(quantiles))
+    table = np.array([[part.mean(), *np.quantile(part, quantiles)] if len(part) else nothing for part in parts]).T
+    return table[0], table[1:]
 
 
 def held(at_s: Floats, values: Floats, begin_s: Floats, end_s: Floats) -> Floats:

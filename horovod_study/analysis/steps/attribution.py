@@ -174,21 +174,26 @@ def parts_of(seen: Observation, *, seed: int = 1) -> dict[str, Part]:
     means = np.concatenate([table.mean(axis=0)[np.newaxis], draws])
     found = dict(zip(columns, means.T, strict=True))
     if together:
-        ranks = range(seen.ready_s.shape[1])
-        found["skew"] = np.mean([found[f"wait {rank}"] for rank in ranks], axis=0)
-        found["steady"] = np.max([found[f"lag {rank}"] for rank in ranks], axis=0)
+        found["steady"] = np.max([each for name, each in found.items() if name.startswith("lag ")], axis=0)
     if seen.floor_s is not None:
         found["floor"] = _undisturbed(seen.floor_s, seen.block, rng)
     for name, samples in (("pack", seen.pack_s), ("through", seen.through_s)):
         if samples is not None:
             found[name] = np.append(samples.mean(), _block_means(samples[:, np.newaxis], seen.block, rng)[:, 0])
-    if together:
-        found["exposed"] = found["sync"] - found["skew"]
-        if (through_s := seen.through_s) is not None and "floor" in found:
-            found["runtime"] = found["through"] - found["floor"]
-            found["least"] = _undisturbed(through_s, seen.block, rng) - found["floor"]
-            found["rest"] = found["runtime"] - found["pack"]
-            found["unexplained"] = found["exposed"] - found["through"]
+    if together and (through_s := seen.through_s) is not None and "floor" in found:
+        found["least"] = _undisturbed(through_s, seen.block, rng) - found["floor"]
+    return found | _derived(seen, found)
+
+
+def _derived(seen: Observation, of: Mapping[str, Floats]) -> dict[str, Floats]:
+    """Return what follows from other quantities, by the names of `parts_of`."""
+    if not seen.together:
+        return {}
+    found = {"skew": np.mean([each for name, each in of.items() if name.startswith("wait ")], axis=0)}
+    found["exposed"] = of["sync"] - found["skew"]
+    if "through" in of and "floor" in of:
+        found["runtime"] = of["through"] - of["floor"]
+        found |= {"rest": found["runtime"] - of["pack"], "unexplained": found["exposed"] - of["through"]}
     return found
 
 
@@ -330,16 +335,12 @@ def _arm(group: Group, base: Group, shipped: Group) -> Arm:
     slowest = max(lag, key=lambda rank: lag[rank].value, default=None)
     # By twice the distance of the lower end: the latest of several is looked at, and neighbouring steps are alike.
     certain = slowest is not None and lag[slowest].value > 2 * (lag[slowest].value - lag[slowest].low)
-    told: dict[str, Any] = {"seconds": parts, "efficiency": efficiency, "over_shipped": over_shipped, "rounds": rounds}
-    told |= {"why_not": why_not, "slow_rank": slowest if certain else None}
-    return Arm(
-        **{name: getattr(first, name) for name in (*_SAME, "hosts", "settings")},
-        runs=tuple(seen.run for seen, _ in group),
-        baseline="one worker alone" if base else "its own step without synchronisation",
-        leave_spread_s=float(np.mean([leave_spread(seen) for seen, _ in group])),
-        cycle_ms=cycle_s(first.settings) * 1e3 or None,
-        **told,
-    )
+    told: dict[str, Any] = {name: getattr(first, name) for name in (*_SAME, "hosts", "settings")}
+    told |= {"seconds": parts, "efficiency": efficiency, "over_shipped": over_shipped, "rounds": rounds}
+    told |= {"why_not": why_not, "slow_rank": slowest if certain else None, "cycle_ms": cycle_s(first.settings) * 1e3}
+    told |= {"baseline": "one worker alone" if base else "its own step without synchronisation"}
+    told["leave_spread_s"] = float(np.mean([leave_spread(seen) for seen, _ in group]))
+    return Arm(**told | {"cycle_ms": told["cycle_ms"] or None}, runs=tuple(seen.run for seen, _ in group))
 
 
 _CASES: Mapping[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
@@ -372,13 +373,9 @@ def _ratio(cell: Group, base: Group, of_cell: Callable[[Any], Any], of_base: Cal
             steps = {each: values[here] for each, values in _by_step(seen).items()}
             columns = {each: np.bincount(place, weights=own) / np.bincount(place) for each, own in steps.items()}
             # What is measured once in a launch, when it has trained.
-            once = ("floor", "pack", "through", "runtime", "least", "rest")
+            once = ("floor", "pack", "through")
             columns |= {each: np.full(len(numbers), parts[each][0]) for each in once if each in parts}
-            if seen.together:
-                columns["skew"] = np.mean([own for each, own in columns.items() if each.startswith("wait ")], axis=0)
-                columns["exposed"] = columns["sync"] - columns["skew"]
-                if "through" in columns:
-                    columns["unexplained"] = columns["exposed"] - columns["through"]
+            columns |= _derived(seen, columns)
             for number, value in zip(numbers.tolist(), value_of(columns).tolist(), strict=True):
                 about: dict[str, Any] = {"launch": seen.turns.launch, "other_load": seen.turns.other_load[number]}
                 slices.append(paired.Slice(round=number, cell=name, rate=value, **about))
@@ -544,14 +541,10 @@ def answer(found: Mapping[str, Any]) -> CommunicationCost:
         sentence += f", the timer says {_ms(estimates['timer'])}: {words}"
     told = {"workers": workers, "pairs": pairs, "steps": int(found["steps"]), "reduction": str(found["reduction"])}
     told |= {"verdict": verdict, "sentence": sentence, "why_no_timer": why, "laps_s": grown, "outside": outside}
-    of = {"step_s": "step", "silent_step_s": "silent step", "ablation_s": "ablation", "timer_s": "timer"}
-    of |= {"difference_s": "difference", "silent_sync_s": "silent sync"}
-    return CommunicationCost(
-        **told,
-        **{name: estimates.get(column) for name, column in of.items()},
-        ranks_s=tuple(estimates[f"rank {rank}"] for rank in range(workers)),
-        doubts=tuple(_ablation_doubts(cost, found)),
-    )
+    for name in ("step", "silent step", "ablation", "timer", "difference", "silent sync"):
+        told[f"{name.replace(' ', '_')}_s"] = estimates.get(name)
+    ranks_s, doubts = (estimates[f"rank {rank}"] for rank in range(workers)), _ablation_doubts(cost, found)
+    return CommunicationCost(**told, ranks_s=tuple(ranks_s), doubts=tuple(doubts))
 
 
 def _ablation_doubts(cost: Interval, found: Mapping[str, Any]) -> Iterator[str]:

@@ -6,7 +6,7 @@ Student's t on logarithms around it. Unknown is NaN. docs/metrics.md defines all
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations, pairwise
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -373,51 +373,45 @@ def transports(runs: pd.DataFrame, turns: StudyTurns | None = None) -> pd.DataFr
     """
     rows: list[dict[str, Any]] = []
     table = parallel(runs)
-    if len(table[["backend", "transport"]].drop_duplicates()) < 2:
-        return pd.DataFrame(columns=list(TRANSPORT_COLUMNS))
-    for a, b in _rivals(table):
-        # What is unknown comes last.
-        order = sorted(a, key=lambda key: [(value is None, 0 if value is None else value) for value in key])
-        shared = [(key, a[key], b[key]) for key in order if key in b]
-        for quantity in ("samples_per_s", "sync_s"):
-            own = [_transport_row(quantity, *pair) for key, *pair in shared if quantity != "sync_s" or key[0] > 1]
-            if turns and quantity == "samples_per_s":
-                for row, (_, one, other) in zip(own, shared, strict=True):
-                    found = turns.estimate(set(other["run"]), set(one["run"]))
-                    if found is None or found.ratio is None or not (found.ratio.known and row["pairs"]):
-                        continue
-                    ends = found.ratio.named("ratio", "ratio_low", "ratio_high")
-                    row |= ends | {"pairs": found.launches, "p": found.ratio.p, "test": ROUNDS}
-                    for name, end in ends.items():
-                        row[name.replace("ratio", "difference")] = row.get("a_value", math.nan) * (end - 1)
-                    # As if each launch were a pair: the scatter of pairs that would give this interval.
-                    quantile = stats.t_quantile((1 + found.ratio.level) / 2, found.launches - 1.0)
-                    row["_log_sd"] = found.half_width * math.sqrt(found.launches) / quantile
-            rows += _judged([row for row in own if row["pairs"] or row["note"]])
+    table = table.assign(_way=[*zip(table["backend"], table["transport"], strict=True)])
+    for _, camp in table.groupby([*_ALIKE, "setting"], sort=False, dropna=False):
+        for one, other in combinations(camp["series"].unique(), 2):
+            both = camp[camp["series"].isin([one, other])]
+            if both["_way"].nunique() < 2:
+                continue
+            # What is unknown comes last.
+            cells = (own.groupby("series") for _, own in both.groupby(list(_CELL), dropna=False))
+            shared = [tuple(own.get_group(name) for name in (one, other)) for own in cells if len(own) > 1]
+            for quantity in ("samples_per_s", "sync_s"):
+                pairs = [pair for pair in shared if quantity != "sync_s" or pair[0]["workers"].iloc[0] > 1]
+                own = [_transport_row(quantity, *pair) for pair in pairs]
+                if turns and quantity == "samples_per_s":
+                    own = [row | _within_rounds(row, turns, *pair) for row, pair in zip(own, pairs, strict=True)]
+                rows += _judged([row for row in own if row["pairs"] or row["note"]])
     whole = dict.fromkeys(("workers", "pairs", "unpaired"), "int64")
     return pd.DataFrame(rows, columns=list(TRANSPORT_COLUMNS)).astype(whole)
 
 
-def _rivals(table: pd.DataFrame) -> Iterator[tuple[dict[Any, pd.DataFrame], dict[Any, pd.DataFrame]]]:
-    """Yield the cells of every two series of equal settings but for backend and transport, by _CELL."""
-    camps: dict[tuple[Any, ...], list[dict[Any, pd.DataFrame]]] = {}
-    for _, own in table.groupby("series", sort=False):
-        first = own.iloc[0]
-        # What is not known is equal to itself: None, and not NaN.
-        alike = tuple(None if first[name] != first[name] else first[name] for name in (*_ALIKE, "setting"))
-        by_cell = own.groupby(list(_CELL), sort=False, dropna=False)
-        cells = {tuple(None if e != e else e for e in key): cell for key, cell in by_cell}
-        camps.setdefault(alike, []).append(cells)
-    for camp in camps.values():
-        for a, b in combinations(camp, 2):
-            ways = [next(iter(each.values())).iloc[0][["backend", "transport"]].tolist() for each in (a, b)]
-            if ways[0] != ways[1]:
-                yield a, b
+def _within_rounds(row: Mapping[str, Any], turns: StudyTurns, a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:
+    """Return what the rounds of two cells that alternated say in place of their pairs."""
+    found = turns.estimate(set(b["run"]), set(a["run"]))
+    if found is None or found.ratio is None or not (found.ratio.known and row["pairs"]):
+        return {}
+    ends = found.ratio.named("ratio", "ratio_low", "ratio_high")
+    differ = {name.replace("ratio", "difference"): row.get("a_value", math.nan) * (e - 1) for name, e in ends.items()}
+    # As if each launch were a pair: the scatter of pairs that would give this interval.
+    quantile = stats.t_quantile((1 + found.ratio.level) / 2, found.launches - 1.0)
+    told = {"pairs": found.launches, "p": found.ratio.p, "test": ROUNDS}
+    return ends | differ | told | {"_log_sd": found.half_width * math.sqrt(found.launches) / quantile}
 
 
 def _transport_row(quantity: str, a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:
     """Return one comparison before its p is corrected."""
-    ones, others, unpaired = _pairs(quantity, a, b)
+    # Two runs of one repeat in one cell: nobody can say which of them is the partner.
+    name = ["study", "repeat"]
+    sides = [cell.drop_duplicates(name, keep=False).set_index(name)[quantity].astype(float) for cell in (a, b)]
+    ones, others = pd.concat(sides, axis=1, join="inner").sort_index().to_numpy().T  # (n,) each
+    unpaired = len(a) + len(b) - 2 * len(ones)
     first, second = a.iloc[0], b.iloc[0]
     row: dict[str, Any] = {
         **{name: first[name] for name in ("setting", "partition", "workers", "nodes", "batch")},
@@ -447,19 +441,6 @@ def _transport_row(quantity: str, a: pd.DataFrame, b: pd.DataFrame) -> dict[str,
         notes.append(f"{plural(unpaired, 'run')} without a partner left out")
     row["note"] = "; ".join(notes)
     return row
-
-
-def _pairs(quantity: str, a: pd.DataFrame, b: pd.DataFrame) -> tuple[Floats, Floats, int]:
-    """Return the values of A and B of the pairs, (n,) each, in the order of study and repeat, and the runs left out."""
-    sides = []
-    for cell in (a, b):
-        names = list(zip(cell["study"], cell["repeat"], strict=True))
-        values = cell[quantity].to_numpy(dtype=np.float64)
-        # Two runs of one repeat in one cell: nobody can say which of them is the partner.
-        sides.append({name: value for name, value in zip(names, values, strict=True) if names.count(name) == 1})
-    common = sorted((name for name in sides[0] if name in sides[1]), key=lambda name: (str(name[0]), name[1]))
-    ones, others = (np.array([side[name] for name in common], dtype=np.float64) for side in sides)
-    return ones, others, len(a) + len(b) - 2 * len(common)
 
 
 def _judged(rows: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
