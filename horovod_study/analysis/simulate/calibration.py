@@ -33,7 +33,6 @@ from horovod_study.analysis.simulate.scaling import (
     Network,
     Runtime,
     Scenario,
-    Spread,
     Sweep,
     costs,
     measured,
@@ -236,11 +235,10 @@ def calibrate(
     if "backward_share" not in computing and runs and buckets > 1:
         assumed = "how much of computing is backward is not known of steps in a CUDA graph: half of it is assumed"
         notes.doubts.append(f"{assumed} to make buckets")
-    alpha, bandwidth = (
-        max((spread for each in found if (spread := getattr(each, f"{name}_spread")) is not None), default=None)
-        for name in ("alpha", "bandwidth")
-    )
-    spreads = Spread(compute=spread, alpha=alpha, bandwidth=bandwidth)
+    spreads: dict[str, float | None] = {"compute": spread}
+    for name in ("alpha", "bandwidth"):
+        known = [width for each in found if (width := getattr(each, f"{name}_spread")) is not None]
+        spreads[name] = max(known, default=None)
     told: dict[str, Any] = {"gradient_bytes": size, "network": made, "runtime": runtime, "spread": spreads}
     told |= {"algorithm": given.algorithm, "scaling": given.scaling, "buckets": buckets, "doubts": tuple(notes.doubts)}
     return Scenario(**computing, **told, sources=notes.sources)

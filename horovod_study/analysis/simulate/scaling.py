@@ -136,12 +136,9 @@ class Extended:
     transfer_factor: Value = 1.0
     growth: GrowthConstants = GROWTH
 
-    @property
-    def _across(self) -> bool:
-        return self.sweeps[-1].nodes > 1
-
-    def _place(self, workers: int, nodes: int) -> float:
-        return math.log2(nodes if self._across else workers)
+    def _place(self, of: Any) -> float:
+        """Return the doublings of the nodes of a sweep, or of what is asked; of the workers where all are on one."""
+        return math.log2(of.nodes if self.sweeps[-1].nodes > 1 else of.workers)
 
     @property
     def error(self) -> float:
@@ -149,17 +146,14 @@ class Extended:
 
         It grows with the doublings of nodes, or of workers on one node, from the nearest measured count.
         """
-        here = self._place(self.workers, self.nodes)
-        far = min(abs(here - self._place(each.workers, each.nodes)) for each in self.sweeps)
+        far = min(abs(self._place(self) - self._place(each)) for each in self.sweeps)
         return math.sqrt(ERROR**2 * min(1.0, far) + ERROR_OF_DOUBLING**2 * far)
 
     def parts(self, size: Value) -> tuple[Value, Value]:
         """Return (latency, transfer) in s of `size` bytes: their way over the slowest link, and all else."""
-        here = self._place(self.workers, self.nodes)
-        places = [self._place(each.workers, each.nodes) for each in self.sweeps]
+        here, places = self._place(self), [self._place(each) for each in self.sweeps]
         above = next((i for i, place in enumerate(places) if place >= here), len(places))
-        near = self.sweeps[min(above, len(places) - 1)]
-        rest, moved = self._from(near, size)
+        rest, moved = self._from(self.sweeps[min(above, len(places) - 1)], size)
         if 0 < above < len(places) and places[above] > here:
             # Between two counts: from both sides, in logarithms.
             share = (here - places[above - 1]) / (places[above] - places[above - 1])
@@ -171,34 +165,28 @@ class Extended:
 
     def _from(self, sweep: Sweep, size: Value) -> tuple[Floats, Floats]:
         """Return (rest, bytes) in s as they follow from one sweep."""
-        far = self._place(self.workers, self.nodes) - self._place(sweep.workers, sweep.nodes)
-        now = carried(sweep.algorithm, self.workers, self.nodes)
+        here, known = self._place(self), self._place(sweep)
         rest, moved = sweep.parts(size)
-        moved = moved / sweep.carried * now * (1 + self._congestion()) ** far
-        return np.asarray(rest * self._growth(sweep, size)), np.asarray(moved)
-
-    def _growth(self, sweep: Sweep, size: Value) -> Value:
-        level, known = self._place(self.workers, self.nodes), self._place(sweep.workers, sweep.nodes)
+        now = carried(sweep.algorithm, self.workers, self.nodes)
         if sweep.algorithm == "ring":
-            return float(2.0 ** (level - known))
-        if not self._across:
-            return level / known
-        bytes_s = sweep.s_per_byte * sweep.carried * size
-        share = bytes_s**2 / (bytes_s**2 + sweep.latency_s**2)
-        before = self.growth.small + share * (self.growth.large - self.growth.small)
-        return (level + before) / (known + before)
+            grown: Value = 2.0 ** (here - known)
+        elif self.sweeps[-1].nodes == 1:
+            grown = here / known
+        else:
+            bytes_s = sweep.s_per_byte * sweep.carried * size
+            share = bytes_s**2 / (bytes_s**2 + sweep.latency_s**2)
+            before = self.growth.small + share * (self.growth.large - self.growth.small)
+            grown = (here + before) / (known + before)
+        moved = moved / sweep.carried * now * (1 + self._congestion()) ** (here - known)
+        return np.asarray(rest * grown), np.asarray(moved)
 
     def _congestion(self) -> float:
-        if not self._across:
-            return 0.0
-        seen = self.growth.congestion
-        if len(self.sweeps) > 1 and min(len(each.sizes) for each in self.sweeps) > 1:
-            first, last = self.sweeps[0], self.sweeps[-1]
-            far = self._place(last.workers, last.nodes) - self._place(first.workers, first.nodes)
-            if far > 0:
-                found = (last.s_per_byte / first.s_per_byte) ** (1 / far) - 1
-                seen = self.growth.trust * found + (1 - self.growth.trust) * seen
-        return min(max(seen, 0.0), 0.2)
+        seen, first, last = self.growth.congestion, self.sweeps[0], self.sweeps[-1]
+        far = self._place(last) - self._place(first)
+        if far > 0 and min(len(each.sizes) for each in self.sweeps) > 1:
+            found = (last.s_per_byte / first.s_per_byte) ** (1 / far) - 1
+            seen = self.growth.trust * found + (1 - self.growth.trust) * seen
+        return min(max(seen, 0.0), 0.2) if last.nodes > 1 else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -613,15 +601,6 @@ class _SimulateOptions(Options):
     seed: Annotated[Whole, Field(ge=0)] = 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Spread:
-    """How well the constants are known: standard deviations of their logarithms; None is not known."""
-
-    compute: float | None = None
-    alpha: float | None = None
-    bandwidth: float | None = None
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Scenario:
     """Everything a simulated step follows from."""
@@ -641,7 +620,8 @@ class Scenario:
     fixed_share: float = 0.0  # of computing at `batch` that does not depend on the batch
     batch_measured: bool = False  # whether that share comes from two batch sizes
     slow_node: float = 1.0  # how much longer the workers of one node compute
-    spread: Spread = field(default_factory=Spread)
+    spread: Mapping[str, float | None] = field(default_factory=dict)
+    """How well compute, alpha and bandwidth are known: standard deviations of their logarithms; None is not known."""
     doubts: tuple[str, ...] = ()  # about the constants, where they were found
     sources: Mapping[str, str] = field(default_factory=dict)  # where they come from: constant -> in words
 
@@ -788,8 +768,8 @@ def _relative(
 
     None where nothing has an interval. Slower computing slows the worker alone as well, so efficiency has less of it.
     """
-    spread, error = scenario.spread, error_of(scenario.network, scenario.algorithm, n)
-    known = [spread.compute, spread.alpha, spread.bandwidth]
+    error = error_of(scenario.network, scenario.algorithm, n)
+    known = [scenario.spread.get(name) for name in ("compute", "alpha", "bandwidth")]
     if known == [None] * 3 and error == 0:
         return None
     widths = [each or 0.0 for each in known] + [error]

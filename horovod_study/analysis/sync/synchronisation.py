@@ -373,7 +373,7 @@ def transports(runs: pd.DataFrame, turns: StudyTurns | None = None) -> pd.DataFr
     """
     rows: list[dict[str, Any]] = []
     table = parallel(runs)
-    table = table.assign(_way=[*zip(table["backend"], table["transport"], strict=True)])
+    table = table.assign(_way=table["backend"] + "/" + table["transport"])
     for _, camp in table.groupby([*_ALIKE, "setting"], sort=False, dropna=False):
         for one, other in combinations(camp["series"].unique(), 2):
             both = camp[camp["series"].isin([one, other])]
