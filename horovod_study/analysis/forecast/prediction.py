@@ -32,7 +32,7 @@ from horovod_study.analysis.laws.law import Law, Trend
 from horovod_study.analysis.laws.lines import POWER
 from horovod_study.analysis.machine.advice import network_of
 from horovod_study.analysis.machine.network import FittedModel, fitted
-from horovod_study.analysis.series.baselines import SPEEDUP, base_of, impossibilities
+from horovod_study.analysis.series.culprits import SPEEDUP, base_of, impossibilities
 from horovod_study.analysis.stats import Floats, normal_deviation
 from horovod_study.config.doors import Number, Options, Text, Whole, above, asked, at_least, one_of, wrong
 from horovod_study.errors import AnalysisError

@@ -36,7 +36,7 @@ from horovod_study.analysis.forecast.prediction import (
     summarise,
 )
 from horovod_study.analysis.laws import LAWS, Law
-from horovod_study.analysis.series.baselines import Base, base_of, impossibilities
+from horovod_study.analysis.series.culprits import Base, base_of, impossibilities
 from horovod_study.analysis.stats import Floats
 from horovod_study.config.doors import Number, Options, Whole, wrong
 from horovod_study.errors import AnalysisError

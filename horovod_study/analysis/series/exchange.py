@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from horovod_study.analysis.series.baselines import base_of
-from horovod_study.analysis.series.culprits import of_kind, withheld
+from horovod_study.analysis.series.culprits import base_of, of_kind, withheld
 from horovod_study.analysis.series.points import (
     GIVEN_BASE,
     REPORTED,

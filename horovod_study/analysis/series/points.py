@@ -18,11 +18,12 @@ import pandas as pd
 from horovod_study.analysis import stats
 from horovod_study.analysis.laws.costs import karp_flatt
 from horovod_study.analysis.series.baseline_commands import remedy
-from horovod_study.analysis.series.baselines import OWN, impossibilities
 from horovod_study.analysis.series.culprits import (
     CULPRITS,
+    OWN,
     UNSTEADY,
     culprits,
+    impossibilities,
     incredible,
     of_kind,
     passes,
@@ -801,7 +802,7 @@ def efficiency_doubts(points: pd.DataFrame) -> list[str]:
 
 
 def _doubt_impossible(known: pd.DataFrame) -> Iterator[str]:
-    """Say which throughputs and waits cannot be, by the one table of `analysis.series.baselines`."""
+    """Say which throughputs and waits cannot be, by the one table of `analysis.series.culprits`."""
     names = {"samples_per_s_median": "samples_per_s", "sync_s_median": "sync_s", "batch": "batch_size"}
     for series, rows in known[known["apart"] == ""].groupby("series", sort=False):
         table = rows[["workers", *names]].rename(columns=names)

@@ -23,7 +23,7 @@ from pydantic import Field
 from horovod_study.analysis import stats
 from horovod_study.analysis.costs import Link, moved_share, rounds
 from horovod_study.analysis.machine.network import all_reduce_at, all_reduces, fits_of
-from horovod_study.analysis.series.baselines import impossible
+from horovod_study.analysis.series.culprits import impossible
 from horovod_study.analysis.simulate.scaling import (
     CHOICES,
     MAX_WORKERS,
