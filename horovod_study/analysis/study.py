@@ -44,8 +44,6 @@ _TEXTS = (
 )
 
 _OPTIONS = (*scaling.CHOICES, "horovod_defaults")  # empty where another script did not record them
-
-
 _POINTS = ("series", "setting", "partition", "backend", "transport", "workers", "speedup_plain", "missing")
 
 

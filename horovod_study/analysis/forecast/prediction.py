@@ -659,7 +659,6 @@ def _doubts(known: _Known, count: int, nodes: int | None, gap: float) -> list[st
 
 COMBINED = "combined"  # the name of `prediction.predict` among the laws
 _MIN_KNOWN = 2  # fewer worker counts say nothing about a trend; the default leaves three, where there are four
-_ROUNDING = 1e-9  # an interval of exact points has no width, and its forecast is right to rounding
 
 Scores: TypeAlias = SimpleNamespace
 """Of one series: hidden and known (worker counts; those that stay known when all of `hidden` are hidden), laws (name ->
@@ -779,7 +778,7 @@ def _scores(rows: pd.DataFrame, sizes: Sequence[int], laws: Sequence[str], per_n
                 refused[law] = f"cannot be fitted: {error}"
                 continue
             for count, truth, (nodes, forecast, low, high) in zip(measured.index, measured, forecasts, strict=True):
-                slack = _ROUNDING * truth
+                slack = 1e-9 * truth  # an interval of exact points has no width
                 inside = low - slack <= truth <= high + slack if math.isfinite(low) and math.isfinite(high) else None
                 place = {"law": law, "known_to": counts[-size - 1], "workers": int(count), "nodes": nodes}
                 values = {"measured": truth, "forecast": forecast, "low": low, "high": high}

@@ -474,7 +474,6 @@ def next_lines(series: str, step: NextStep, *, most: int = 6) -> list[str]:
 _MULTIPLES = (2, 4, 8)  # times the largest measured worker count
 MEASURED, FORECAST, CURVE = "measured", "forecast", "curve"  # kinds of rows; the last one only draws the line
 FEWEST_COUNTS = 3  # of a forecast or a law of a study: through two points every law passes, and none is tested
-_STUDY_DRAWS = 400  # fewer than for one series at a terminal: a study may have a hundred of them
 
 FORECAST_COLUMNS = (
     *("series", "setting", "kind", "workers", "nodes", "samples_per_s", "low", "high"),
@@ -529,7 +528,7 @@ def outlook(
             document["no_forecast"] = odd[0]
         else:
             per_node = planned_per_node(own)
-            found = recommend(own, workers_per_node=per_node, fits=fits, draws=_STUDY_DRAWS, seed=seed)
+            found = recommend(own, workers_per_node=per_node, fits=fits, draws=400, seed=seed)
             document["recommendation"] = finite(found[name])
             if most is None or most >= _MULTIPLES[0] * own["workers"].max():
                 own_lines = _study_rows(own, name, bases.get(name), per_node, most)

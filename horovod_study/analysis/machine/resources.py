@@ -25,8 +25,6 @@ from horovod_study.analysis.sync.synchronisation import fewest_nodes
 from horovod_study.errors import AnalysisError
 from horovod_study.records import facts, finite
 
-_TO_TARGET = ("samples", "train_s", "worker_hours", "energy_j")
-
 _IDENTITY = ("series", "setting", "partition", "backend", "transport", "workers", "nodes", "batch", "global_batch")
 
 RESOURCE_COLUMNS = (
@@ -129,7 +127,7 @@ def fit_quantities(runs: pd.DataFrame, crossings: pd.DataFrame, *, seed: int = 0
             found += _one(f"{series}", quantity, math.nan, known, seed)
         own = met[met["series"] == series]
         for target, to_target in own.groupby("target_mse", sort=True):
-            for quantity in _TO_TARGET:
+            for quantity in ("samples", "train_s", "worker_hours", "energy_j"):
                 known = to_target[to_target[quantity].notna()].assign(value=to_target[quantity])
                 found += _one(f"{series}", quantity, float(f"{target}"), known, seed)
     return found

@@ -20,8 +20,6 @@ from horovod_study.text.numbers import percent
 
 COLUMNS = ("launches", "rounds", "set_aside", "shared", "round_sd", "memory", "round_error", "launch_sd", "cancelled")
 """What `paired.RatioEstimate` says beside the ratio, as columns `turns_...` of points (plain baseline, if any)."""
-FEWEST_LAUNCHES = 2
-_MANY_SET_ASIDE = 0.1  # a share of rounds that are set aside from which on it is told
 
 
 class StudyTurns:
@@ -42,7 +40,7 @@ class StudyTurns:
         asked = frozenset(runs), frozenset(bases)
         if asked not in self._found:  # several tables ask
             found = paired.estimate(self._pairs(runs, bases))
-            self._found[asked] = found if found is not None and found.launches >= FEWEST_LAUNCHES else None
+            self._found[asked] = found if found is not None and found.launches > 1 else None
         return self._found[asked]
 
     def shared(self, runs: Collection[str], bases: Collection[str]) -> float:
@@ -106,7 +104,7 @@ def doubts(points: Iterable[Mapping[Any, Any]], precision: float | None = None) 
     """
     points = list(points)
     found = [] if precision is None else _unresolved(points, precision)
-    if (most := max(map(_set_aside, points), default=0.0)) >= _MANY_SET_ASIDE:
+    if (most := max(map(_set_aside, points), default=0.0)) >= 0.1:
         where = next(f"{row['series']}, {_counts([row])} workers" for row in points if _set_aside(row) == most)
         aside = f"up to {percent(most)} of the rounds ran beside other programs ({where}) and are set aside"
         found.append(f"{aside}, in throughputs, steps and their parts as in speedups.")

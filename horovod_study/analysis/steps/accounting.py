@@ -37,8 +37,6 @@ from horovod_study.errors import AnalysisError, ConfigError, RecordError
 from horovod_study.records import RecordedRun, finite, rows_lost, run_turns, timed_from
 
 Places = NDArray[np.int64]
-_MAX_PARTS = 40  # of a run: as many as a small plot shows
-_PART_STEPS = 8  # of a part: the 90 % quantile of fewer is nearly their maximum
 
 LOADS: Mapping[str, tuple[str, str, bool]] = {
     "cpu_percent_per_rank": ("rank", "cpu_percent", False),
@@ -110,7 +108,8 @@ def runs_table(
 
 def part_places(steps: int) -> Places:
     """Return where the parts of a window of `steps` steps begin, and its end, (P + 1,); larger parts come first."""
-    size, more = divmod(steps, parts := max(1, min(_MAX_PARTS, steps // _PART_STEPS)))
+    # As many parts as a small plot shows; the 90 % quantile of fewer steps is nearly their maximum.
+    size, more = divmod(steps, parts := max(1, min(40, steps // 8)))
     number: Places = np.arange(parts + 1)
     return number * size + np.minimum(number, more)
 
@@ -570,9 +569,6 @@ def open_words(run: RunAccount) -> str:
     )
 
 
-_PerCent = Annotated[Number, Field(ge=0, le=100)]
-
-
 def allowed_share(text: str) -> float:
     """Return the share, 0..1, that `--max-residual` means: per cent, with or without the sign.
 
@@ -580,7 +576,13 @@ def allowed_share(text: str) -> float:
     0.05 is a share or per cent.
     """
     again = "give per cent from 0 to 100, such as 5%"
-    value = accept(_PerCent, text.strip().removesuffix("%"), "explain", name="--max-residual", again=again)
+    value = accept(
+        Annotated[Number, Field(ge=0, le=100)],
+        text.strip().removesuffix("%"),
+        "explain",
+        name="--max-residual",
+        again=again,
+    )
     if 0 < value < 1 and "%" not in text:
         raise ConfigError(f"--max-residual {text}: may be a share or per cent; write {100 * value:g}% or {value:g}%")
     return float(value) / 100
@@ -664,9 +666,7 @@ def _percent(share: float) -> str:
 # ------------------------------------------------------------ between the steps, and in some that take far longer
 
 FAR = 10.0  # a step that takes more than so many times the median one has stalled
-_ROUNDED_S = 1e-6  # what sums of stamps are off by
 _MOST = 0.9  # the longest gaps that make up so much of the time say where it is
-_RARE = 1 / 3  # more steps than that are no stalls: a run of two kinds of steps
 
 
 def outside_of(
@@ -693,8 +693,7 @@ def outside_of(
     gaps: Floats = min(ways, key=lambda each: float(-each[each < 0].sum()))
     next_to = (np.diff(step) == 1) & ~np.isin(step[1:], list(waits))
     gaps = np.append(np.where(next_to, gaps, 0.0), after_s)
-    seconds = float(gaps.sum())
-    seconds = seconds if seconds > _ROUNDED_S else 0.0
+    seconds = each if (each := float(gaps.sum())) > 1e-6 else 0.0  # which sums of stamps are off by
     order = np.argsort(-gaps, kind="stable")
     most = int(np.searchsorted(np.cumsum(gaps[order]), _MOST * seconds)) + 1
     longest = np.sort(order[:most])  # places before them
@@ -719,7 +718,7 @@ def stalls_of(step_s: Floats, column: Callable[[str], Floats], laps: Sequence[st
     """
     usual = float(np.median(step_s)) if len(step_s) else math.nan
     places = np.flatnonzero(step_s > FAR * usual) if usual > 0 else np.empty(0, dtype=np.int64)
-    if not 0 < len(places) <= _RARE * len(step_s):
+    if not 0 < len(places) <= len(step_s) / 3:  # more are no stalls: a run of two kinds of steps
         return None
     own = {name: float((values[places] - np.median(values)).sum()) for name in laps if len(values := column(name))}
     excess = float((step_s[places] - usual).sum())
@@ -727,10 +726,9 @@ def stalls_of(step_s: Floats, column: Callable[[str], Floats], laps: Sequence[st
     epoch = column("epoch")
     first = np.diff(epoch, prepend=epoch[:1] - 1) != 0
     cause = next((name for name in (worst, "sync_s") if own.get(name, 0.0) >= excess / 2), "several")
-    found = SimpleNamespace(count=len(places), of=len(step_s), mean_s=excess / len(step_s))
-    found.longest_s, found.lap = float(step_s[places].max()), cause.removesuffix("_s")
-    found.opening = bool(first[places].mean() > 1 / 2)
-    return found
+    told: dict[str, Any] = {"count": len(places), "of": len(step_s), "mean_s": excess / len(step_s)}
+    told |= {"longest_s": float(step_s[places].max()), "lap": cause.removesuffix("_s")}
+    return SimpleNamespace(**told, opening=bool(first[places].mean() > 1 / 2))
 
 
 def stalls_over(ranks: Sequence[SimpleNamespace | None]) -> SimpleNamespace | None:

@@ -38,7 +38,6 @@ every cycle, holds up whatever else uses MPI at that moment: a mean of raw all-r
 RESAMPLES = 2000
 _SAID = ("backend", "transport", "reduction", "workers", "batch")  # by a record
 _SAME = (*_SAID, "arm")  # of repeats
-_GRADIENTS = ("compute_s", "backward_s", "residual_s")
 NO_LAPS = "its steps have no laps"
 SHIPPED = "shipped settings"
 FEWEST_LAUNCHES = 2
@@ -90,9 +89,8 @@ def observe(
     others = [each or 0.0 for each in (effective.get("other_programs_cores") or {}).values()]
     if loads := [each for each in turns.other_load.values() if not math.isnan(each)]:
         others = [float(np.median(loads))]
-    names = [name for name in ("floor_s", "pack_s", "through_s") if bench and bench.get(name) is not None]
-    told: dict[str, Any] = dict.fromkeys(("floor_s", "pack_s", "through_s"))
-    told |= {name: np.asarray((bench or {})[name], dtype=np.float64) for name in names}
+    told: dict[str, Any] = {name: (bench or {}).get(name) for name in ("floor_s", "pack_s", "through_s")}
+    told = {name: None if each is None else np.asarray(each, dtype=np.float64) for name, each in told.items()}
     if bench is not None:
         told |= {"block": int(bench["block"]), "why_not_through": str(bench["why_not_through"])}
         told["one_clock"] = bench["clock"] == "common"
@@ -127,7 +125,9 @@ def observe_run(run: RecordedRun, slices: Iterable[TurnSlice] = ()) -> Observati
     for columns in run.rows.values():
         timed = np.asarray(columns["step"]) >= run.first_step
         rows.append({name: np.asarray(values)[timed] for name, values in columns.items()})
-    unknown = {name for each in rows for name in _GRADIENTS if np.isnan(each[name]).any()}
+    unknown = {
+        name for each in rows for name in ("compute_s", "backward_s", "residual_s") if np.isnan(each[name]).any()
+    }
     refuse(
         run.name,
         (len({len(each["step"]) for each in rows}) > 1, "its ranks recorded different numbers of steps"),

@@ -48,8 +48,6 @@ from horovod_study.records import RecordedRun, RunSideFiles, facts, hosts_of, ti
 from horovod_study.text.numbers import milliseconds, percent
 from horovod_study.text.words import plural
 
-_FACTS = ("backend", "transport", "reduction", "batch", "device", "precision", "launcher")
-
 
 class Inspection(SimpleNamespace):
     """What one run says of itself; its attributes are the keys of inspect.json. Times in s, None: not known.
@@ -98,7 +96,8 @@ def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:
     found = Inspection(name=run.name, directory=str(run.directory), state=run.state, reason=record.reason)
     found.facts = {**facts(record, "study", "started", "finished"), "workers": run.workers}
     found.facts |= {"hosts": list(dict.fromkeys(hosts))}
-    found.facts |= {name: record.effective.get(name, record.requested.get(name)) for name in _FACTS}
+    for name in ("backend", "transport", "reduction", "batch", "device", "precision", "launcher"):
+        found.facts[name] = record.effective.get(name, record.requested.get(name))
     timer = record.effective.get("timer_mode")
     timer = timer.get("value") if isinstance(timer, Mapping) else record.requested.get("timer_mode")
     found.facts |= {"timer_mode": timer, **{name: record.totals.get(name) for name in ("samples_per_s", "window_s")}}
@@ -156,9 +155,7 @@ def _ranks(rows: RankSteps, late: Stragglers) -> list[SimpleNamespace]:
 # ------------------------------------------------------------------------------------------ steps that took far longer
 
 WINDOW, _FEWEST = 101, 50
-_THRESHOLD = 10.0  # scatters above the level
 MOST = 20  # so many pauses are listed, the longest ones; all are counted
-_FEWEST_TIMES, _SHORTEST, _REGULAR = 4, 10, 0.6  # so many, so many steps apart, such a share of one distance
 
 
 class Pauses(SimpleNamespace):
@@ -199,7 +196,7 @@ def find_pauses(rows: RankSteps) -> Pauses:
     excess = length - level
     above = excess[excess > 0]
     scatter = stats.normal_deviation(above) if len(above) else 0.0
-    threshold = np.maximum(_THRESHOLD * scatter, 0.1 * level)
+    threshold = np.maximum(10.0 * scatter, 0.1 * level)
     over = excess > threshold
     number, count = ndimage.label(over)  # of the row of long steps that each step is in
     each = np.arange(1, count + 1)
@@ -207,12 +204,10 @@ def find_pauses(rows: RankSteps) -> Pauses:
     size_s = np.asarray(ndimage.sum_labels(excess, number, each), dtype=np.float64)
     peaks, lengths = ndimage.maximum_position(excess, number, each), ndimage.sum_labels(over, number, each)
     for event in np.argsort(-size_s, kind="stable")[:MOST]:
-        pause = _pause(rows, laps, int(peaks[event][0]))
-        pause.size_s, pause.steps = float(size_s[event]), int(lengths[event])
-        found.longest += (pause,)
+        found.longest += (_pause(rows, laps, int(peaks[event][0]), float(size_s[event]), int(lengths[event])),)
     apart = np.diff(rows.step[first])
-    usual = float(np.median(apart)) if count >= _FEWEST_TIMES else 0.0
-    if usual >= _SHORTEST and (np.abs(apart - usual) <= 1).mean() >= _REGULAR:
+    usual = float(np.median(apart)) if count >= 4 else 0.0
+    if usual >= 10 and (np.abs(apart - usual) <= 1).mean() >= 0.6:  # such a share has one distance
         found.every_steps = round(usual)
     found.level_s, found.scatter_s, found.threshold_s = float(np.median(length)), scatter, float(np.median(threshold))
     found.count, found.total_s = count, float(size_s.sum())
@@ -220,7 +215,7 @@ def find_pauses(rows: RankSteps) -> Pauses:
     return found
 
 
-def _pause(rows: RankSteps, laps: Mapping[str, Floats], place: int) -> SimpleNamespace:
+def _pause(rows: RankSteps, laps: Mapping[str, Floats], place: int, size_s: float, steps: int) -> SimpleNamespace:
     """Return the pause whose longest step is at a place: the lap that took most of it, and the ranks that were paused
     in it rather than waiting for others."""
     begin, end = max(0, place - WINDOW // 2), place + WINDOW // 2 + 1
@@ -237,7 +232,7 @@ def _pause(rows: RankSteps, laps: Mapping[str, Floats], place: int) -> SimpleNam
         lap = max([each for each in excess if each not in own] or own, key=lambda each: float(excess[each].mean()))
     step = int(rows.step[place]) - int(lap == "update")  # which is in the row of the step before
     at_s = float(rows.columns(rows.ranks[0])("begin_s")[place]) if "begin_s" in rows.known else None
-    found = SimpleNamespace(step=step, at_s=at_s, size_s=math.nan, steps=0, lap=lap)
+    found = SimpleNamespace(step=step, at_s=at_s, size_s=size_s, steps=steps, lap=lap)
     found.ranks, found.everywhere = tuple(rows.ranks[each] for each in paused), len(paused) == len(rows.ranks)
     return found
 

@@ -266,8 +266,6 @@ def rank_words(ranks: Sequence[int]) -> str:
 # --------------------------------------------------------------------------------------------------- which rank is slow
 
 WORTH = 0.01  # a lateness below this share of the step is not worth mentioning
-_BLOCKS = (8, 20)
-_STEPS_PER_BLOCK = 25
 _MOST_OF_IT = 0.5
 _COMPUTING = ("compute", "forward", "backward", "update")
 CAUSES = {
@@ -378,7 +376,7 @@ def find_stragglers(rows: RankSteps) -> Stragglers:
     # Without the synchronisation `own` is a part of the step only.
     whole = rows.step_s[rows.follows] if rows.sync_s is None else own + rows.sync_s[rows.follows]
     period = float(whole.mean())
-    count = min(max(steps // _STEPS_PER_BLOCK, _BLOCKS[0]), _BLOCKS[1])
+    count = min(max(steps // 25, 8), 20)
     blocks = np.array_split(np.arange(steps), count)
     found = [_lateness(place, rows, table, waits, blocks, WORTH * period) for place in range(len(rows.ranks))]
     longest_s = max((each.cause_s for each in found if each.cause not in ("", "data")), default=0.0)
@@ -447,11 +445,11 @@ def _lateness(
     last = waits <= 0  # (F, R)
     share = float((last[:, place] / last.sum(axis=1)).mean())
     own_s, wait_s = (float(each[:, place].mean()) for each in (own, waits))
-    found = Lateness(rank=rows.ranks[place], host=rows.hosts[place], own_s=own_s, wait_s=wait_s, laps_s=means)
-    vars(found).update(last_share=share, last_p=stats.binomial_tail(round(share * len(last)), len(last), 1 / ranks))
-    vars(found).update(cause=cause, balanced=by_lap and made_up_for, certain_s=certain_s)
-    vars(found).update(quickest_s=over(_floor, laps)[0], **there.named("cause_s", "cause_low_s", "cause_high_s"))
-    vars(found).update(stats.around(total, error, freedom).named("value_s", "low_s", "high_s"))
+    found = Lateness(rank=rows.ranks[place], host=rows.hosts[place], own_s=own_s, wait_s=wait_s)
+    last_p = stats.binomial_tail(round(share * len(last)), len(last), 1 / ranks)
+    vars(found).update(last_share=share, last_p=last_p, laps_s=means, cause=cause, quickest_s=over(_floor, laps)[0])
+    vars(found).update(stats.around(total, error, freedom).named("value_s", "low_s", "high_s"), certain_s=certain_s)
+    vars(found).update(there.named("cause_s", "cause_low_s", "cause_high_s"), balanced=by_lap and made_up_for)
     return found
 
 

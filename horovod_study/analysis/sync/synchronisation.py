@@ -229,7 +229,6 @@ CYCLE_COLUMNS = (
 share_at_default: what part of sync is cycle when the cycle is _DEFAULT_CYCLE_S."""
 
 AS_EXPECTED, _NO_EFFECT, OTHERWISE, OPEN = "as the cycle explains", "no effect", "otherwise", "not resolved"
-_CYCLE_KEYS = ("series", "batch", "train_samples", "workers", "nodes", "per_node", "idle")
 
 
 def cycle_shares(runs: pd.DataFrame) -> pd.DataFrame:
@@ -253,7 +252,7 @@ def cycle_shares(runs: pd.DataFrame) -> pd.DataFrame:
     table = parallel(table)
     table = table[table["_cycle_s"].notna() & (table["workers"] > 1) & (table["backend"] == "horovod")]
     rows = []
-    for _, cell in table.groupby(list(_CYCLE_KEYS), sort=False, dropna=False):
+    for _, cell in table.groupby([*_KEYS, "idle"], sort=False, dropna=False):
         known = cell[cell["sync_s"].astype(float).notna()]
         if known["_cycle_s"].nunique() < 2:
             continue
@@ -838,7 +837,6 @@ NODE_NOTES = {
 _GROWTHS: tuple[Callable[[Any], Any], ...] = (np.log2, lambda workers: workers)
 """How waiting may go on to grow with the workers on equal nodes: as in a tree, as in a ring."""
 
-_ENDS_AT_A_MACHINE = frozenset(("shared memory", "memory", "tcp:lo"))
 _PLACING = ("placement", "workers_per_node")
 _NAME = ("series", "setting", "partition", "backend", "transport")
 
@@ -904,7 +902,9 @@ def jump_doubts(runs: pd.DataFrame) -> list[str]:
         for cell in own:
             where = f"{series} at {worker_counts(cell['workers'])} on {plural(_int(cell, 'nodes'), 'node')}"
             paths = sorted(set(cell["path"]))
-            within = [path for path in paths if path and _ENDS_AT_A_MACHINE.issuperset(path.split(" and "))]
+            within = [
+                path for path in paths if path and {"shared memory", "memory", "tcp:lo"}.issuperset(path.split(" and "))
+            ]
             told = {
                 f"its repeats were carried by different paths ({', '.join(path or 'not known' for path in paths)}); "
                 "they are not repeats of one another": len(paths) > 1,
