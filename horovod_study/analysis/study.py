@@ -18,7 +18,7 @@ from horovod_study.analysis.learning import convergence
 from horovod_study.analysis.machine import resources
 from horovod_study.analysis.series import points as scaling
 from horovod_study.analysis.series.culprits import briefly, of_kind, withheld
-from horovod_study.analysis.series.turns import StudyTurns
+from horovod_study.analysis.series.points import StudyTurns
 from horovod_study.analysis.steps import accounting as steps
 from horovod_study.analysis.steps import attribution
 from horovod_study.analysis.steps import breakdown as laps

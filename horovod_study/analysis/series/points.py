@@ -7,15 +7,18 @@ NaN, a point without its baseline has no speedup, and `doubts` says so in words.
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from horovod_study.analysis import stats
+from horovod_study import records
+from horovod_study.analysis import paired, stats
 from horovod_study.analysis.laws.costs import karp_flatt
 from horovod_study.analysis.series.baseline_commands import remedy
 from horovod_study.analysis.series.culprits import (
@@ -30,14 +33,13 @@ from horovod_study.analysis.series.culprits import (
     unsteady,
     withheld,
 )
-from horovod_study.analysis.series.turns import StudyTurns, against, components
-from horovod_study.analysis.series.turns import doubts as doubts_of_turns
 from horovod_study.config.roles import AS_SHIPPED, Role, named
 from horovod_study.config.run import LAPS
 from horovod_study.config.workload import packaged
 from horovod_study.errors import AnalysisError, refuse
-from horovod_study.records import COMMAND, COMMANDS, rate_unit
+from horovod_study.records import COMMAND, COMMANDS, TurnSlice, rate_unit
 from horovod_study.runtimes import BACKENDS, LIBRARIES, TRANSPORTS
+from horovod_study.text.numbers import percent
 from horovod_study.text.words import listed, plural
 
 DISTINGUISHING, OPTIONS, _OWN_MODEL = packaged().distinguishing, packaged().options, packaged().model
@@ -413,7 +415,7 @@ def measured(runs: pd.DataFrame) -> pd.Series:
 
 
 def scaling_points(
-    runs: pd.DataFrame, accounting: pd.DataFrame | None = None, turns: StudyTurns | None = None
+    runs: pd.DataFrame, accounting: pd.DataFrame | None = None, turns: "StudyTurns | None" = None
 ) -> pd.DataFrame:
     """Return one row per cell of the run table: medians over repeats, spread, speedup and efficiency.
 
@@ -471,7 +473,7 @@ def scaling_points(
     return whole_numbers(points, (*counts, "ref_batch", "ref_train_samples")).copy()
 
 
-def levelled(runs: pd.DataFrame, turns: StudyTurns | None) -> pd.DataFrame:
+def levelled(runs: pd.DataFrame, turns: "StudyTurns | None") -> pd.DataFrame:
     """Return the run table with series, in which cells that alternated are as fast as their ratio within rounds says.
 
     Their throughputs are scaled to that ratio times the median of their baseline, the plain one where it is known: the
@@ -743,7 +745,7 @@ def doubts(runs: pd.DataFrame, points: pd.DataFrame, precision: float | None = N
         for series, rows in bad.groupby("series", sort=False)
     )
     unseen = named[(named["backend"] == COMMAND) & measured(named)].groupby("series", sort=False)
-    turns = doubts_of_turns(points.to_dict("records"), precision) if "turns_launches" in points or precision else ()
+    turns = turn_doubts(points.to_dict("records"), precision) if "turns_launches" in points or precision else ()
     return [
         *of_kind("other", (f"{series}: {command_words(rows['rate_from'])}." for series, rows in unseen)),
         *culprits(known),
@@ -963,3 +965,152 @@ def worker_counts(workers: Any) -> str:
     numbers = sorted({float(each) for each in workers})
     words = ["?" if math.isnan(each) else f"{each:.0f}" for each in numbers]
     return f"{listed(words)} worker{'' if words == ['1'] else 's'}"
+
+
+# ------------------------------------------ cells that alternated: ratios within rounds in place of ratios of medians
+
+
+class StudyTurns:
+    """The slices of a study by the run that made them, under the names of the run table."""
+
+    def __init__(self, slices: Iterable[paired.Slice]) -> None:
+        """`slices`: their `cell` is the name of the run."""
+        self._of_run: dict[str, list[paired.Slice]] = {}
+        for each in slices:
+            self._of_run.setdefault(each.cell, []).append(each)
+        self._found: dict[tuple[frozenset[str], frozenset[str]], paired.RatioEstimate | None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._of_run)
+
+    def estimate(self, runs: Collection[str], bases: Collection[str]) -> paired.RatioEstimate | None:
+        """Return the ratio of the rates of `runs` to those of `bases`; None where too few launches have both."""
+        asked = frozenset(runs), frozenset(bases)
+        if asked not in self._found:  # several tables ask
+            found = paired.estimate(self._pairs(runs, bases))
+            self._found[asked] = found if found is not None and found.launches > 1 else None
+        return self._found[asked]
+
+    def shared(self, runs: Collection[str], bases: Collection[str]) -> float:
+        """Return 1 where other programs used the machine in most rounds of both, 0 where not, NaN without any round."""
+        both = self._pairs(runs, bases)
+        return float(both.shared) if both.cell else math.nan
+
+    def _pairs(self, runs: Collection[str], bases: Collection[str]) -> paired.Pairs:
+        named = [
+            replace(each, cell=name)
+            for name, group in (("run", runs), ("base", bases))
+            for run in sorted(group)
+            for each in self._of_run.get(run, ())
+        ]
+        return paired.pairs(named, "run", "base")
+
+
+def study_turns(root: Path) -> StudyTurns:
+    """Return the slices of the studies at and below `root`, by the names that runs have in the run table of `root`."""
+    below = records.turns_folders(root)
+    return StudyTurns(made for name, folder in below.items() for made in slices_of(records.read_turns(folder), name))
+
+
+def against(found: paired.RatioEstimate, kind: str, workers: float, value: float) -> dict[str, float]:
+    """Return the columns of a point relative to one baseline (`plain`, `wrapped`) that its estimate decides.
+
+    `value` is the ratio of the throughputs that are shown: that of the estimate where these were scaled to it
+    (`points.levelled`), else by way of the other baseline; then the interval is as wide as that of the estimate.
+    """
+    ratio, by = found.ratio, value / found.ratio.value
+    values = {"": value, "_low": by * ratio.low, "_high": by * ratio.high}
+    return {
+        **{f"speedup_{kind}{end}": value for end, value in values.items()},
+        **{f"efficiency_{kind}{end}": value / workers for end, value in values.items()},
+    }
+
+
+def components(found: paired.RatioEstimate | None) -> dict[str, float]:
+    """Return the columns `turns_...` of a point, of the plain baseline, if any; NaN where it has no estimate."""
+    names = ("launches", "rounds", "set_aside", "shared", "round_sd", "memory", "round_error", "launch_sd", "cancelled")
+    return {f"turns_{name}": math.nan if found is None else float(getattr(found, name)) for name in names}
+
+
+def alternated(points: pd.DataFrame) -> bool:
+    """Return whether some speedup of a table of points is a ratio within rounds."""
+    return "turns_launches" in points.columns and bool(points["turns_launches"].notna().any())
+
+
+def ratios_are(points: pd.DataFrame) -> str:
+    """Return what the speedups of a table of points are, for captions and the page."""
+    if not alternated(points):
+        return "ratios of median throughputs over repeats"
+    alone = points["turns_launches"].isna() & (points["workers"] > 1) & ~points["missing"].astype(bool)
+    medians = ", of median throughputs where a cell did not" if alone.any() else ""
+    return f"ratios within rounds of cells that alternate{medians}"
+
+
+def turn_doubts(points: Iterable[Mapping[Any, Any]], precision: float | None = None) -> list[str]:
+    """Return what is doubtful about ratios from turns, by series; first what is wider than `precision`, if any.
+
+    `precision`: half width of the intervals that the study had as its aim, a share (docs/studies.md).
+    """
+    points = list(points)
+    found = [] if precision is None else _unresolved(points, precision)
+    if (most := max(map(_set_aside, points), default=0.0)) >= 0.1:
+        where = next(f"{row['series']}, {_counts([row])} workers" for row in points if _set_aside(row) == most)
+        aside = f"up to {percent(most)} of the rounds ran beside other programs ({where}) and are set aside"
+        found.append(f"{aside}, in throughputs, steps and their parts as in speedups.")
+    for series in dict.fromkeys(row["series"] for row in points):
+        own = [row for row in points if row["series"] == series]
+        if loud := _counts(row for row in own if row.get("turns_shared") == 1):
+            used = f"other programs used more than {paired.OTHER_LOAD:g} cores in most rounds at {loud} workers"
+            found.append(f"{series}: {used}; these speedups are those of a shared machine, not of a quiet one.")
+        if few := _counts(row for row in own if row.get("turns_launches", math.nan) < paired.LAUNCHES):
+            why = "how much launches differ rests on one difference, so that the intervals are wide"
+            found.append(f"{series}: two launches at {few} workers; {why}; three launches or more narrow them.")
+    return found
+
+
+def _set_aside(row: Mapping[Any, Any]) -> float:
+    """Return which share of the rounds of a point was left out beside other programs.
+
+    It is 0 where none was or that is unknown, and on a machine that is shared in most rounds, which are all counted.
+    """
+    aside = 0.0 if row.get("turns_shared") == 1 else float(row.get("turns_set_aside", math.nan))
+    return aside / (aside + float(row["turns_rounds"])) if aside > 0 else 0.0
+
+
+def _unresolved(points: Iterable[Mapping[Any, Any]], precision: float) -> list[str]:
+    """Return for each series at which worker counts the speedup is not as precise as the study wanted it."""
+    wide: dict[str, list[str]] = {}
+    for row in points:
+        ends = [(row[f"speedup_{kind}_low"], row[f"speedup_{kind}_high"]) for kind in ("plain", "wrapped")]
+        # A baseline has the speedup 1 over itself, without a width.
+        low, high = next((each for each in ends if each[0] < each[1] < math.inf), (math.nan, math.nan))
+        how, half = "", math.log(high / low) / 2
+        if row.get("turns_launches", math.nan) > 0 or low < high:
+            how = "" if half <= precision else f"+- {100 * half:.2g} %"
+        elif row["workers"] > 1 and not row["missing"]:
+            how = "not measured in turns"
+        if how:
+            wide.setdefault(row["series"], []).append(f"{row['workers']:.0f} ({how})")
+    asked = f"not resolved to the +- {100 * precision:.3g} % asked for"
+    further = "workers; the same command goes on with further launches."
+    return [f"{series}: {asked} at {', '.join(counts)} {further}" for series, counts in wide.items()]
+
+
+def _counts(rows: Iterable[Mapping[Any, Any]]) -> str:
+    return ", ".join(f"{row['workers']:.0f}" for row in sorted(rows, key=lambda row: float(row["workers"])))
+
+
+def slices_of(rows: Iterable[TurnSlice], folder: str = ".") -> list[paired.Slice]:
+    """Return the rows of a study's turns.csv as slices by run; `folder`: of the study, below that of the run table."""
+    prefix = "" if folder in ("", ".") else f"{folder}/"
+    return [
+        paired.Slice(
+            launch=f"{prefix}{each.block}/{each.launch:03d}",  # in the order of their numbers
+            round=each.round,
+            cell=f"{prefix}{each.run}",
+            rate=each.samples / (each.end_s - each.begin_s),
+            other_load=math.nan if each.other_load is None else each.other_load,
+        )
+        for each in rows
+        if each.samples > 0
+    ]

@@ -24,8 +24,14 @@ from scipy import ndimage
 from horovod_study.analysis import stats
 from horovod_study.analysis.series import culprits
 from horovod_study.analysis.series.baseline_commands import again, baseline_command
-from horovod_study.analysis.series.points import disturbed_runs, efficiency_doubts, levelled, measured, scaling_points
-from horovod_study.analysis.series.turns import StudyTurns
+from horovod_study.analysis.series.points import (
+    StudyTurns,
+    disturbed_runs,
+    efficiency_doubts,
+    levelled,
+    measured,
+    scaling_points,
+)
 from horovod_study.analysis.stats import Floats, Interval
 from horovod_study.analysis.steps.accounting import Accounting, RunAccount, account, account_run
 from horovod_study.analysis.steps.attribution import BUSY_CORES, INSIDE_BACKWARD, answer_of, over_runs, parts_of

@@ -25,13 +25,13 @@ from horovod_study.analysis.series.points import (
     KNOBS,
     REPORTED,
     SETTINGS,
+    StudyTurns,
     measured,
     numbers,
     texts,
     with_series,
     worker_counts,
 )
-from horovod_study.analysis.series.turns import StudyTurns
 from horovod_study.analysis.stats import MIN_REPEATS, Floats, Interval
 from horovod_study.analysis.steps import breakdown
 from horovod_study.analysis.steps.breakdown import difference_interval
