@@ -322,7 +322,14 @@ def _findings(table: pd.DataFrame, points: pd.DataFrame, parts: pd.DataFrame, ba
             told = {"series": row["series"], **{name: int(row[name]) for name in ("workers", "repeats")}}
             told |= {"samples_per_s": _number(row["samples_per_s_median"]), **_against(row, baseline)}
             entry["series"].append({**told, "efficiency": _number(row[f"efficiency_{baseline}"])})
-        entry["comparisons"] = [_comparison(table, best, other) for _, other in top.iloc[1:].iterrows()]
+        # The throughput of the fastest over that of the others; resolved is None without an interval.
+        rates = [_of_cell(table, row)["samples_per_s"].to_numpy(np.float64) for _, row in top.iterrows()]
+        entry["comparisons"] = []
+        for name, slow in zip(top["series"][1:], rates[1:], strict=True):
+            ratio = stats.median_ratio(rates[0], slow)
+            ends = {"ratio": np.median(rates[0]) / np.median(slow), "low": ratio.low, "high": ratio.high}
+            told = {"faster": best["series"], "slower": name, **{end: _number(each) for end, each in ends.items()}}
+            entry["comparisons"].append({**told, "resolved": ratio.excludes(1) if ratio.known else None})
         alone = rows[(rows["workers"] == 1) & rows["speedup_plain"].notna()]
         entry["overheads"] = [{"series": row["series"], **_against(row, "plain")} for _, row in alone.iterrows()]
         entry |= {"step": _step(parts, best, baseline), "apart": str(best["apart"]), "withheld": withheld(best)}
@@ -338,15 +345,6 @@ _OUTSIDE = {"share": "outside_share_median", "samples_per_s": "whole_samples_per
 def _against(row: Any, baseline: str) -> dict[str, Any]:
     ends = {"speedup": "", "low": "_low", "high": "_high"}
     return {name: _number(row[f"speedup_{baseline}{end}"]) for name, end in ends.items()}
-
-
-def _comparison(table: pd.DataFrame, best: Any, other: Any) -> dict[str, Any]:
-    """Return the throughput of `best` over that of `other` at equal workers; resolved is None without an interval."""
-    fast, slow = (_of_cell(table, row)["samples_per_s"].to_numpy(np.float64) for row in (best, other))
-    ratio = stats.median_ratio(fast, slow)
-    ends = {"ratio": np.median(fast) / np.median(slow), "low": ratio.low, "high": ratio.high}
-    told = {"faster": best["series"], "slower": other["series"], **{name: _number(end) for name, end in ends.items()}}
-    return {**told, "resolved": ratio.excludes(1) if ratio.known else None}
 
 
 def _of_cell(table: pd.DataFrame, row: Any) -> pd.DataFrame:

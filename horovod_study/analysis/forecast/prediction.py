@@ -370,18 +370,6 @@ def _network(bench: Mapping[str, Any]) -> SimpleNamespace:
     )
 
 
-def _without_other_units(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """`rows` less what is in another unit, as far as that can be determined, and a doubt about where that is."""
-    off = off_counts(rows["workers"], rows["samples_per_s"])
-    if not off:
-        return rows, []
-    median = rows.groupby("workers")["samples_per_s"].transform("median")
-    ratio = rows["samples_per_s"] / median
-    kept = rows[(ratio < OFF) & (ratio > 1 / OFF)]
-    kept = kept[~kept["workers"].isin(off_counts(kept["workers"], kept["samples_per_s"]))]
-    return (kept if kept["workers"].nunique() > 1 else rows), off_doubts(off)
-
-
 def _known(rows: pd.DataFrame, workers_per_node: int | None, network: SimpleNamespace | None) -> _Known:
     n = rows["workers"].to_numpy(dtype=np.float64)
     x = rows["samples_per_s"].to_numpy(dtype=np.float64)
@@ -427,7 +415,12 @@ def _predict_series(
 ) -> list[Prediction]:
     workers, batches, workers_per_node, base = asked.workers, asked.batches, asked.workers_per_node, base_of(rows)
     odd = impossibilities(rows, base.samples_per_s)
-    rows, off = _without_other_units(rows.sort_values(["workers", "samples_per_s"], kind="stable"))
+    rows = rows.sort_values(["workers", "samples_per_s"], kind="stable")
+    if off := off_counts(rows["workers"], rows["samples_per_s"]):  # without what is in another unit, where that shows
+        ratio = rows["samples_per_s"] / rows.groupby("workers")["samples_per_s"].transform("median")
+        kept = rows[(ratio < OFF) & (ratio > 1 / OFF)]
+        kept = kept[~kept["workers"].isin(off_counts(kept["workers"], kept["samples_per_s"]))]
+        rows = kept if kept["workers"].nunique() > 1 else rows
     if workers_per_node is None and "workers_per_node" in rows and rows["workers_per_node"].notna().any():
         workers_per_node = int(rows["workers_per_node"].max())
     if any("is a part of" in each for each in odd):
@@ -476,7 +469,7 @@ def _predict_series(
         told: dict[str, Any] = {
             "law": law,
             "weights": weights,
-            "doubts": [*odd, *off, *_doubts(known, count, nodes, gap)],
+            "doubts": [*odd, *off_doubts(off), *_doubts(known, count, nodes, gap)],
         }
         ends: tuple[float, ...] = (centre, down, up, best)
         if known.steps is not None:

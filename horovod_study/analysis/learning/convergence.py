@@ -99,8 +99,17 @@ def convergence(
             crossings += [
                 {"run": run["run"], **shared, **found} for run, found in zip(cell["runs"], own[place], strict=True)
             ]
+    curves = []
+    for cell in cells:  # medians over the repeats that were evaluated after equally many samples
+        table = pd.concat(pd.DataFrame({name: run[name] for name in _EVALUATED}) for run in cell["runs"])
+        for _, there in table.groupby("samples", sort=True):
+            middle = {name: _finite(np.median(there[name])) for name in _EVALUATED}
+            told = {**cell, **middle, **{f"{name}_median": value for name, value in middle.items()}}
+            told |= {f"test_mse_{end}": _finite(there["test_mse"].agg(end)) for end in ("min", "max")}
+            told |= {"samples": int(there["samples"].iloc[0]), "evaluations": len(there)}
+            curves.append({**told, "efficiency": cell["floor_mse"] / middle["test_mse"]})
     return SimpleNamespace(
-        curves=_frame([row for cell in cells for row in _curve_rows(cell)], CURVE_COLUMNS),
+        curves=_frame(curves, CURVE_COLUMNS),
         learning=_frame([_learning_row(cell) for cell in cells], LEARNING_COLUMNS),
         targets=_frame(rows, TARGET_COLUMNS),
         crossings=_frame(crossings, CROSSING_COLUMNS),
@@ -135,17 +144,6 @@ def _cells(runs: pd.DataFrame, evaluations: pd.DataFrame, *, finished: bool) -> 
             run["test_mse"] = np.where(np.isfinite(run["test_mse"]), run["test_mse"], np.inf)
         facts = {f"{name}": value for name, value in known[0].items()}
         yield {**facts, "repeats": len(known), "floor_mse": floor, "runs": own}
-
-
-def _curve_rows(cell: _Cell) -> Iterator[dict[str, Any]]:
-    """Yield medians over the repeats that were evaluated after equally many samples."""
-    table = pd.concat(pd.DataFrame({name: run[name] for name in _EVALUATED}) for run in cell["runs"])
-    for _, rows in table.groupby("samples", sort=True):
-        middle = {name: _finite(np.median(rows[name])) for name in _EVALUATED}
-        told = {**cell, **middle, **{f"{name}_median": value for name, value in middle.items()}}
-        told |= {f"test_mse_{end}": _finite(rows["test_mse"].agg(end)) for end in ("min", "max")}
-        told |= {"samples": int(rows["samples"].iloc[0]), "evaluations": len(rows)}
-        yield {**told, "efficiency": cell["floor_mse"] / middle["test_mse"]}
 
 
 def _learning_row(cell: _Cell) -> dict[str, Any]:

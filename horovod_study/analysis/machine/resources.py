@@ -9,7 +9,7 @@ A worker is a GPU where the runs trained on GPUs, and worker hours are GPU hours
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,7 +49,15 @@ def resources(runs: pd.DataFrame) -> pd.DataFrame:
     """
     rows = [_row(cell) for cell in points.cells_of(_completed(runs)) if len(cell)]
     for row in rows:
-        row.update(_against(row, rows))
+        place = points.baseline_place(rows, row, "plain")
+        if place is None or rows[place]["energy_of"] != row["energy_of"] or not len(row["_energy"]):
+            continue
+        base = rows[place]
+        joules, of = base["energy_per_sample_j_median"], stats.median_ratio(row["_energy"], base["_energy"])
+        ratio, speedup = row["energy_per_sample_j_median"] / joules, row["_samples_per_s"] / base["_samples_per_s"]
+        low, high = (1.0, 1.0) if base is row else (of.low, of.high)
+        row |= {"base_energy_per_sample_j": joules, "speedup_per_joule": speedup / ratio}
+        row |= {"energy_ratio": ratio, "energy_ratio_low": low, "energy_ratio_high": high}
     whole = ("workers", "nodes", "batch", "global_batch", "train_samples")
     return points.whole_numbers(pd.DataFrame(rows, columns=list(RESOURCE_COLUMNS)), whole)
 
@@ -88,19 +96,6 @@ def _row(cell: pd.DataFrame) -> dict[str, Any]:
         ends = stats.spread(values.dropna().sort_values())
         row |= {f"{name}_{end}": each for end, each in ends.items()}
     return row
-
-
-def _against(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return energy and speedup over the plain baseline, if any; speedup_per_joule is speedup / energy ratio."""
-    place = points.baseline_place(rows, row, "plain")
-    if place is None or rows[place]["energy_of"] != row["energy_of"] or not len(row["_energy"]):
-        return {}
-    base = rows[place]
-    joules, of = base["energy_per_sample_j_median"], stats.median_ratio(row["_energy"], base["_energy"])
-    ratio, speedup = row["energy_per_sample_j_median"] / joules, row["_samples_per_s"] / base["_samples_per_s"]
-    low, high = (1.0, 1.0) if base is row else (of.low, of.high)
-    found = {"base_energy_per_sample_j": joules, "speedup_per_joule": speedup / ratio}
-    return found | {"energy_ratio": ratio, "energy_ratio_low": low, "energy_ratio_high": high}
 
 
 def fit_quantities(runs: pd.DataFrame, crossings: pd.DataFrame, *, seed: int = 0) -> list[SimpleNamespace]:

@@ -158,10 +158,15 @@ def with_series(runs: pd.DataFrame) -> pd.DataFrame:
     references = {f"ref_{name}": table[name].astype(float) for name in ("batch", "train_samples")}
     table = table.assign(series="", setting="", mode="single", work=_WORK["single"], **references)
     families = _families(table)
-    told = _telling(table)
+    # Choices in which the runs of a table differ. A learning rate that grows with the workers grows nothing for a plain
+    # worker, and how workers communicate means nothing to it: these tell nothing there. Other models have other options
+    # anyway: differences within a model count.
+    parallel, every = (each.groupby("model") for each in (table[table["backend"] != "serial"], table))
+    of = {name: (parallel if name in _OF_SEVERAL else every)[name].nunique(dropna=False) for name in CHOICES}
+    told = [name for name, counts in of.items() if (counts > 1).any()]
     for name, family in _names(families, told).items():
         index = list(family.rows)
-        texts = [name, _setting(family, told), family.kind.split(",")[0], _WORK[family.kind]]
+        texts = [name, family.setting, family.kind.split(",")[0], _WORK[family.kind]]
         table.loc[index, ["series", "setting", "mode", "work"]] = texts
         if family.kind.startswith("strong"):
             table.loc[index, "ref_batch"] = table.loc[index, "global_batch"]
@@ -324,25 +329,27 @@ def _knob_text(value: Any) -> str:
     return value if isinstance(value, str) else f"{value:g}"
 
 
-def _telling(table: pd.DataFrame) -> tuple[str, ...]:
-    """Return the choices in which the runs of a table differ, in the order of CHOICES.
-
-    A learning rate that grows with the workers grows nothing for a plain worker, and how workers communicate means
-    nothing to it: these tell nothing there. Other models have other options anyway: differences within a model count.
-    """
-    parallel = table[table["backend"] != "serial"].groupby("model")
-    every = table.groupby("model")
-    of = {name: (parallel if name in _OF_SEVERAL else every)[name].nunique(dropna=False) for name in CHOICES}
-    return tuple(name for name, counts in of.items() if (counts > 1).any())
-
-
 def _names(families: Sequence[SimpleNamespace], told: Sequence[str]) -> dict[str, SimpleNamespace]:
-    """Return a readable, unique name for each series; settings that distinguish nothing are left out."""
-    plain = [_name(family, told) for family in families]
+    """Return a readable, unique name for each series, which gets its `setting` too; settings that distinguish nothing
+    are left out."""
+    alike: dict[str, list[SimpleNamespace]] = {}
+    for family in families:
+        own, size = family.settings, "unknown" if math.isnan(family.batch) else f"{family.batch:.0f}"
+        serial, kind = own["backend"] == "serial", family.kind.split(",")[0]
+        batch = {"mixed": "mixed batches", "strong": f"global batch {size}"}.get(kind, f"batch {size}")
+        batch = "no steps seen" if own["backend"] == COMMAND else batch
+        precision = {"fp32": "", "auto": "", UNSEEN: f"{UNSEEN} precision"}.get(own["precision"], own["precision"])
+        choices = [each for each in told if f"{own[each]}" != UNKNOWN and not (serial and each in _OF_SEVERAL)]
+        words = [batch, precision, *(OPTIONS[each].say(own[each]) for each in choices)]
+        family.setting = " ".join(filter(None, words))
+        way = own["backend"] if own["transport"] in ("none", "auto") else f"{own['backend']}/{own['transport']}"
+        model = "" if own["model"] in (_OWN_MODEL, REPORTED) else f" {own['model']}"
+        stock = " stock settings" if own["horovod_defaults"] else ""
+        family.name = f"{own['partition']} {way}{model} {family.setting}{stock}"
+        alike.setdefault(family.name, []).append(family)
     names: dict[str, SimpleNamespace] = {}
-    for family, name in zip(families, plain, strict=True):
-        twins = [other for other, its in zip(families, plain, strict=True) if its == name]
-        words = [name]
+    for family in families:
+        twins, words = alike[family.name], [family.name]
         if len({twin.settings["reduction"] for twin in twins}) > 1:
             own, alone = f"{family.settings['reduction']}", {"own": "several processes", "none": "one process"}
             words.append(alone.get(own, own) if family.settings["backend"] == "serial" else own)
@@ -355,31 +362,6 @@ def _names(families: Sequence[SimpleNamespace], told: Sequence[str]) -> dict[str
         more = (f"{whole} #{number}" for number in count(2))
         names[whole if whole not in names else next(each for each in more if each not in names)] = family
     return names
-
-
-def _name(family: SimpleNamespace, told: Sequence[str]) -> str:
-    settings = family.settings
-    way = settings["backend"]
-    if settings["transport"] not in ("none", "auto"):
-        way = f"{way}/{settings['transport']}"
-    stock = " stock settings" if settings["horovod_defaults"] else ""
-    model = "" if settings["model"] in (_OWN_MODEL, REPORTED) else f" {settings['model']}"
-    return f"{settings['partition']} {way}{model} {_setting(family, told)}{stock}"
-
-
-def _setting(family: SimpleNamespace, told: Sequence[str]) -> str:
-    size = "unknown" if math.isnan(family.batch) else f"{family.batch:.0f}"
-    kind = family.kind.split(",")[0]
-    batch = {"mixed": "mixed batches", "strong": f"global batch {size}"}.get(kind, f"batch {size}")
-    batch = "no steps seen" if family.settings["backend"] == COMMAND else batch
-    precision = family.settings["precision"]
-    named = {"fp32": [], "auto": [], UNSEEN: [f"{UNSEEN} precision"]}
-    words = [batch, *named.get(precision, [precision])]
-    for choice in told:
-        value = family.settings[choice]
-        if f"{value}" != UNKNOWN and (choice not in _OF_SEVERAL or family.settings["backend"] != "serial"):
-            words.append(OPTIONS[choice].say(value))
-    return " ".join(filter(None, words))
 
 
 def _sorted(table: pd.DataFrame) -> pd.DataFrame:
@@ -444,8 +426,15 @@ def scaling_points(
             over = None if base is None else values[base] / share
             moved = base not in (None, place) and unsteady(rows[base])
             row.update(_against(row, values[place], kind, over, itself=base == place, disturbed=moved))
-            if base not in (None, place):
-                _beside(row, rows[base], kind)
+            # What its baseline differs in; of the plain one, where that is known.
+            if base not in (None, place) and (kind == "plain" or math.isnan(row["base_threads"])):
+                other = rows[base]
+                row["base_threads"] = other["rank_threads"] if row["device"] == "cpu" else math.nan
+                row["base_unsteady"] = row["base_unsteady"] or unsteady(other)
+                whole = row["whole_samples_per_s_median"] / other["whole_samples_per_s_median"]
+                row["speedup_whole"] = math.nan if row["base_unsteady"] else whole
+                if math.isnan(row["data_passes"]):  # the data set has no size: one worker's epoch is once through it
+                    row["data_passes"] = row["epoch_samples_median"] / other["epoch_samples_median"]
             found = turns.estimate(names[place], names[base]) if turns and base not in (None, place) else None
             row |= against(found, kind, row["workers"], row[f"speedup_{kind}"]) if found is not None else {}
             if turns and not row.get("turns_launches", 0.0) > 0:
@@ -616,19 +605,6 @@ def _point(cell: pd.DataFrame) -> dict[str, Any]:
 
 _EPOCH_ENDS = {"median": "median", "min": "max", "max": "min", "low": "ci95_high", "high": "ci95_low"}
 """An epoch takes training samples / X: the fastest repeat is the shortest."""
-
-
-def _beside(row: dict[str, Any], base: Mapping[str, Any], kind: str) -> None:
-    """Complete a row with what its baseline differs in; the plain one first."""
-    if kind == "wrapped" and row["base_threads"] == row["base_threads"]:
-        return
-    row["base_threads"] = base["rank_threads"] if row["device"] == "cpu" else math.nan
-    row["base_unsteady"] = row["base_unsteady"] or unsteady(base)
-    row["speedup_whole"] = row["whole_samples_per_s_median"] / base["whole_samples_per_s_median"]
-    if row["base_unsteady"]:
-        row["speedup_whole"] = math.nan
-    if math.isnan(row["data_passes"]):  # the data set has no size: one worker's epoch is once through it
-        row["data_passes"] = row["epoch_samples_median"] / base["epoch_samples_median"]
 
 
 def _why(run: Any, *, status: bool = True) -> str:

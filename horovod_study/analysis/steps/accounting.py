@@ -511,13 +511,18 @@ def account(table: pd.DataFrame, runs: Iterable[RunAccount]) -> Accounting:
     cell = [named.loc[known, name] for name in ("series", *CELL)]
     finished = done[known].groupby(cell, dropna=False).transform("any")
     counted = known & (done | ~finished.reindex(named.index, fill_value=True))
-    cells = split(named[counted])
-    return Accounting(
-        runs=tuple(placed),
-        series=dict(zip(named["run"], named["series"], strict=True)),
-        cells=cells,
-        doubts=tuple(_doubts(placed, named, counted)),
-    )
+    doubts = []
+    for run in placed:
+        doubts += [f"{run.run}: {note}" for note in run.notes]
+        if run.why_not and run.state in ("done", "stopped", "running"):
+            doubts.append(f"{run.run}: not accounted for: {run.why_not}")
+        if run.open_rank is not None:
+            doubts.append(f"{run.run}: {open_words(run)}")
+    for name, rows in named[counted & ~done].groupby("series", sort=False):
+        told = f"no run of {worker_counts(rows['workers'])} is finished; what is shown is from unfinished ones"
+        doubts.append(f"{name}: {told}")
+    series = dict(zip(named["run"], named["series"], strict=True))
+    return Accounting(runs=tuple(placed), series=series, cells=split(named[counted]), doubts=tuple(doubts))
 
 
 def mean_skew(runs: pd.DataFrame, accounts: pd.DataFrame | None) -> pd.Series:
@@ -542,19 +547,6 @@ def row_doubts(found: Accounting) -> list[str]:
         if run.why_not and run.state == "done":
             doubts.append(f"{run.run}: the parts of its steps are not known: {run.why_not}.")
     return [*doubts, *(f"{each.text}." for each in gate(found, UNEXPLAINED).over if each.kind == "growth")]
-
-
-def _doubts(runs: Sequence[RunAccount], named: pd.DataFrame, counted: "pd.Series[bool]") -> Iterable[str]:
-    for run in runs:
-        for note in run.notes:
-            yield f"{run.run}: {note}"
-        if run.why_not and run.state in ("done", "stopped", "running"):
-            yield f"{run.run}: not accounted for: {run.why_not}"
-        if run.open_rank is not None:
-            yield f"{run.run}: {open_words(run)}"
-    half = named[counted & (named["status"] != "done")]
-    for series, rows in half.groupby("series", sort=False):
-        yield f"{series}: no run of {worker_counts(rows['workers'])} is finished; what is shown is from unfinished ones"
 
 
 def open_words(run: RunAccount) -> str:
