@@ -298,27 +298,19 @@ def _completed(runs: pd.DataFrame) -> pd.DataFrame:
                     table.loc[labels, column] = fits.iloc[0][column]
             if len(fits):
                 break
-    _like_the_others(table)
+    # Runs of one worker, which average nothing, have the reduction of their settings' runs of several workers where
+    # there is exactly one: what `complete` runs left open, because all of several workers died early.
+    parallel, other = table["backend"] != "serial", [column for column in SETTINGS if column != "reduction"]
+    alone = table.index[parallel & (table["workers"] == 1) & (table["reduction"] == "none")]
+    several = table.loc[parallel & (table["workers"] > 1), list(SETTINGS)].drop_duplicates()
+    single = several[~several.duplicated(other, keep=False)].set_index(other)["reduction"].to_dict()
+    keys = table.loc[alone, other].itertuples(index=False, name=None)
+    table.loc[alone, "reduction"] = [single.get(key, "none") for key in keys]
     table["train_samples"] = table["train_samples"].where(table["train_samples"] != _NO_SIZE)
     batches = table["batch"] * table["workers"]
     table["global_batch"] = table["global_batch"].where(table["global_batch"].notna(), batches)
     table["nodes"] = table["nodes"].where(table["nodes"].notna() | (table["workers"] != 1), 1.0)
     return table
-
-
-def _like_the_others(table: pd.DataFrame) -> None:
-    """Give runs of one worker, which average nothing, the reduction of their settings' runs of several workers.
-
-    Only where there is exactly one: what `complete` runs left open, because all of several workers died early.
-    """
-    parallel, other = table["backend"] != "serial", [column for column in SETTINGS if column != "reduction"]
-    alone = table.index[parallel & (table["workers"] == 1) & (table["reduction"] == "none")]
-    if alone.empty:
-        return
-    several = table.loc[parallel & (table["workers"] > 1), list(SETTINGS)].drop_duplicates()
-    single = several[~several.duplicated(other, keep=False)].set_index(other)["reduction"].to_dict()
-    keys = table.loc[alone, other].itertuples(index=False, name=None)
-    table.loc[alone, "reduction"] = [single.get(key, "none") for key in keys]
 
 
 def _knob_text(value: Any) -> str:

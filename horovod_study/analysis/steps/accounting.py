@@ -7,7 +7,7 @@ docs/explain.md explains how to read all of it.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -247,8 +247,17 @@ def account_run(run: RecordedRun, *, views: bool = False, profile: bool = False)
     found = RunAccount(run=run.name, outside=None, epoch_steps=math.nan, epoch_samples=math.nan)
     for rank, columns in run.rows.items():
         every = np.asarray(columns["step"])
-        if not ends:
-            vars(found).update(_between(run, columns, every))
+        if not ends:  # what the first rank says of the time outside of steps, and of a whole epoch
+            timed, effective = where(every >= run.first_step), run.record.effective
+            names = ("epoch", "begin_s", "step_s", "residual_s", "samples")
+            *known, samples = (np.asarray(columns[name], dtype=np.float64) for name in names)
+            made, seen = whole_epoch(known[0], np.nan_to_num(samples)) or (math.nan, math.nan)
+            if effective.get("epoch_steps"):
+                made, seen = effective["epoch_steps"], effective["epoch_steps"] * (effective.get("batch") or math.nan)
+            found.epoch_steps, found.epoch_samples = made, seen * run.workers
+            after = float((run.record.totals.get("outside") or {}).get("after_s") or 0.0)
+            known = [each[timed] for each in (*known[:3], np.nan_to_num(known[3]))]
+            found.outside = outside_of(every[timed], *known, waits=run_turns(run.record).before, after_s=after)
         ends[rank] = int(every.max())
         if not (every >= run.first_step).any():
             continue
@@ -274,36 +283,22 @@ def account_run(run: RecordedRun, *, views: bool = False, profile: bool = False)
     found.pop, found.skew_s = None, math.nan
     if run.workers > 1 and len(ranks) == run.workers and not found.incomplete and not found.why_not:
         found.pop, found.skew_s = waiting(align(run.rows, workers=run.workers, from_step=run.first_step))
-    seen, found.why_not_seen, measured = None, "", run.synchronisation is not None  # and worth its arrays
+    viewed, found.why_not_seen, measured = None, "", run.synchronisation is not None  # and worth its arrays
     if (views or measured) and run.workers == 1:
         found.why_not_seen = "one worker synchronises with nobody"
     elif views or measured:
         try:
-            seen = observe_run(run)
+            viewed = observe_run(run)
         except (AnalysisError, RecordError) as error:
             found.why_not_seen = str(error).partition(": ")[2]
-    found.seen = seen if views else None  # arrays as long as the run
-    found.taken = decompose_observation(seen) if seen is not None and measured else None
+    found.seen = viewed if views else None  # arrays as long as the run
+    found.taken = decompose_observation(viewed) if viewed is not None and measured else None
     found.excluded_by, found.left_out = timed_from(run.record)[1], answer_of(run)[0]
     found.notes = tuple(_notes(run, ranks, ends, incomplete=found.incomplete))
     found.open_rank = max((rank for rank in ranks if rank.open_steps), key=lambda rank: rank.gap_s, default=None)
     found.stalls = stalls_over([rank.stalls for rank in ranks])
     found.profile = None if course is None else course.profile(run.system_samples(SAMPLED))
     return found
-
-
-def _between(run: RecordedRun, columns: Mapping[str, Any], every: NDArray[np.int64]) -> dict[str, Any]:
-    """Return what the rows of the first rank say of the time outside of steps, and of a whole epoch."""
-    timed, effective = where(every >= run.first_step), run.record.effective
-    names = ("epoch", "begin_s", "step_s", "residual_s", "samples")
-    epoch, begin_s, step_s, residual_s, samples = (np.asarray(columns[name], dtype=np.float64) for name in names)
-    known = [each[timed] for each in (epoch, begin_s, step_s, np.nan_to_num(residual_s))]
-    made, seen = whole_epoch(epoch, np.nan_to_num(samples)) or (math.nan, math.nan)
-    if effective.get("epoch_steps"):
-        made, seen = effective["epoch_steps"], effective["epoch_steps"] * (effective.get("batch") or math.nan)
-    after = float((run.record.totals.get("outside") or {}).get("after_s") or 0.0)
-    outside = outside_of(every[timed], *known, waits=run_turns(run.record).before, after_s=after)
-    return {"outside": outside, "epoch_steps": made, "epoch_samples": seen * run.workers}
 
 
 AT_ONCE_ROWS = 20_000_000  # of the runs that are taken at a time, whatever the number of threads
@@ -618,37 +613,29 @@ def gate(found: Accounting, allowed: float) -> SimpleNamespace:
             sizes = worst.parts_s["residual"], worst.parts_s["step"]
             who, share = f"{place}: rank {worst.rank}", worst.residual.mean
             judge("step", who, "the step", *sizes, share=share, rank=worst.rank, **own)
-    for name, workers, step_s, residual_s, share, why_not in _growths(found.cells):
-        if why_not:
-            not_judged.append(f"{name}: {why_not}")
-            continue
-        growths += 1
-        judge("growth", name, "T(N) - T(1)", residual_s, step_s, share=share, name=name, workers=workers)
-    return SimpleNamespace(
-        allowed=allowed, runs=judged, growths=growths, over=tuple(over), not_judged=tuple(not_judged)
-    )
-
-
-def _growths(cells: pd.DataFrame) -> Iterator[tuple[str, int, float, float, float, str]]:
-    """Yield of each cell of several workers and each baseline that it has: what it is, its workers, T(N) - T(1) and the
-    unexplained part of it in s, its share, and why it is not judged."""
-    several = cells[cells["workers"] > 1]
+    several = found.cells[found.cells["workers"] > 1]
     workers: Any
     for (series, workers, _), rows in several.groupby(["series", "workers", "nodes"], sort=False, dropna=False):
-        by_lap = {row["lap"]: row for row in rows.to_dict("records")}
+        by_lap: dict[Any, Any] = {row["lap"]: row for row in rows.to_dict("records")}
         for kind in BASES:
             step_s, low, high = (by_lap["step"][f"minus_{kind}{end}_s"] for end in ("", "_low", "_high"))
             residual_s, share = by_lap["residual"][f"minus_{kind}_s"], by_lap["residual"][f"growth_{kind}"]
-            why_not = ""
-            if math.isnan(residual_s):
-                why_not = "one side has no residual"
-            elif math.isnan(share):
-                why_not = "T(N) - T(1) is below 2 % of the step"
-            elif low <= 0 <= high:
-                why_not = f"T(N) - T(1) is not beyond chance ({low * 1e3:.3f} to {high * 1e3:.3f} ms)"
-            if not math.isnan(step_s):
-                name = f"{series}, {worker_counts([workers])} over one {kind} worker"
-                yield name, int(workers), step_s, residual_s, share, why_not
+            reasons = {
+                "one side has no residual": math.isnan(residual_s),
+                "T(N) - T(1) is below 2 % of the step": math.isnan(share),
+                f"T(N) - T(1) is not beyond chance ({low * 1e3:.3f} to {high * 1e3:.3f} ms)": low <= 0 <= high,
+            }
+            who = f"{series}, {worker_counts([workers])} over one {kind} worker"
+            if math.isnan(step_s):
+                continue
+            if why_not := next((why for why, holds in reasons.items() if holds), ""):
+                not_judged.append(f"{who}: {why_not}")
+                continue
+            growths += 1
+            judge("growth", who, "T(N) - T(1)", residual_s, step_s, share=share, name=who, workers=int(workers))
+    return SimpleNamespace(
+        allowed=allowed, runs=judged, growths=growths, over=tuple(over), not_judged=tuple(not_judged)
+    )
 
 
 def _percent(share: float) -> str:

@@ -15,7 +15,7 @@ launches. docs/explain.md explains all of it; workload/probes/synchronisation.py
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -519,16 +519,16 @@ def answer(found: Mapping[str, Any]) -> CommunicationCost:
     grown = {name: estimates.get(f"lap {name}") for name in rank_steps.PARTS}
     # Outside of sync: the laps whose interval is on the side of zero to which the difference goes.
     sign = 1.0 if difference is None or difference.value > 0 else -1.0
-    others = {name: each for name, each in grown.items() if name != "sync" and each is not None}
-    moved = [name for name, each in others.items() if min(sign * each.low, sign * each.high) > 0]
-    outside = tuple(sorted(moved, key=lambda name: -sign * others[name].value))
+    beside = {name: each for name, each in grown.items() if name != "sync" and each is not None}
+    moved = [name for name, each in beside.items() if min(sign * each.low, sign * each.high) > 0]
+    outside = tuple(sorted(moved, key=lambda name: -sign * beside[name].value))
     verdict = _NO_TIMER
     if difference is not None:
         close = AGREE if difference.width <= cost.value else UNRESOLVED
         verdict = DIFFER if difference.excludes(0) else close
     why = str(found["why_no_timer"]) or ("" if sync is not None else "the sync lap was not recorded")
     change = f"{_ms(cost.negated())} longer" if cost.value < 0 else f"{_ms(cost)} shorter"
-    laps_told = ", ".join(f"{name} {_ms(others[name])}" for name in outside)
+    laps_told = ", ".join(f"{name} {_ms(beside[name])}" for name in outside)
     where = f"communication also costs time outside the sync lap ({laps_told or 'no single lap stands out'})"
     if sign < 0:
         shorter = f", or it makes other laps shorter ({laps_told})" if laps_told else ""
@@ -543,20 +543,16 @@ def answer(found: Mapping[str, Any]) -> CommunicationCost:
     told |= {"verdict": verdict, "sentence": sentence, "why_no_timer": why, "laps_s": grown, "outside": outside}
     for name in ("step", "silent step", "ablation", "timer", "difference", "silent sync"):
         told[f"{name.replace(' ', '_')}_s"] = estimates.get(name)
-    ranks_s, doubts = (estimates[f"rank {rank}"] for rank in range(workers)), _ablation_doubts(cost, found)
-    return CommunicationCost(**told, ranks_s=tuple(ranks_s), doubts=tuple(doubts))
-
-
-def _ablation_doubts(cost: Interval, found: Mapping[str, Any]) -> Iterator[str]:
-    if cost.low <= 0:
-        yield f"leaving communication out changed the step by {_ms(cost)}: no cost was resolved"
-    if found["steps"] < 5:
-        yield f"blocks of {found['steps']} counted steps are short; a run with more steps has longer ones"
-    if (others := found.get("other_cores")) is not None and others >= BUSY_CORES:
-        yield (
-            f"other programs used {others:.1f} cores of a host while this was measured: a rank that waits leaves its "
-            "core to them, one that only computes does not, and so the two kinds of steps were not disturbed alike"
-        )
+    others, steps = found.get("other_cores") or 0.0, int(found["steps"])
+    used = f"other programs used {others:.1f} cores of a host while this was measured: a rank that waits leaves its "
+    used += "core to them, one that only computes does not, and so the two kinds of steps were not disturbed alike"
+    doubts = {
+        f"leaving communication out changed the step by {_ms(cost)}: no cost was resolved": cost.low <= 0,
+        f"blocks of {steps} counted steps are short; a run with more steps has longer ones": steps < 5,
+        used: others >= BUSY_CORES,
+    }
+    told["ranks_s"] = tuple(estimates[f"rank {rank}"] for rank in range(workers))
+    return CommunicationCost(**told, doubts=tuple(text for text, holds in doubts.items() if holds))
 
 
 def _ms(each: Interval) -> str:
