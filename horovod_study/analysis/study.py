@@ -180,14 +180,22 @@ def analyze(
     points = scaling.scaling_points(table, accounts, turns)
     parts = laps.breakdown(table)
     # `plain`, unless no parallel point has one.
-    known = points.loc[points["backend"] != "serial", ["speedup_plain", "speedup_wrapped"]].notna().any()
-    baseline = "wrapped" if known["speedup_wrapped"] and not known["speedup_plain"] else "plain"
+    there = points.loc[points["backend"] != "serial", ["speedup_plain", "speedup_wrapped"]].notna().any()
+    baseline = "wrapped" if there["speedup_wrapped"] and not there["speedup_plain"] else "plain"
     scaled = table[scaling.measured(table) & (table["backend"] != "serial") & (scaling.texts(table, "apart") == "")]
     scaled = scaled[synchronisation.fewest_nodes(scaled)].astype({"samples_per_s": float})
     names = ["series", "workers", "nodes", "samples_per_s", "repeat", "sync_s", "batch", "train_samples"]
     scaled = scaled[names].rename(columns={"batch": "batch_size"})
     scaled.attrs["unit"] = unit
-    fitted = _fitted(scaled, points, baseline, seed)
+    # Every series is fitted that has the baseline and enough measured worker counts for a law to be tested.
+    known = points[(points["backend"] != "serial") & points[f"speedup_{baseline}"].notna()].groupby(
+        "series", sort=False
+    )
+    tested = known["workers"].nunique() >= recommendation.FEWEST_COUNTS
+    fitted_over: Any = known[f"base_{baseline}_samples_per_s"].first()[tested].to_dict()
+    frame = scaled[scaled["series"].isin(list(fitted_over))]
+    fits = {} if frame.empty else fit_series(frame, baseline_samples_per_s=fitted_over, seed=seed)
+    fitted = {name: fits[name] for name in fitted_over if fits}
     # Every parallel series is forecast in which only the worker count changes.
     chosen = points[(points["backend"] != "serial") & (points["mode"] != "mixed")].drop_duplicates("series")
     settings = dict(zip(chosen["series"], chosen["setting"], strict=True))
@@ -253,20 +261,6 @@ def _provenance(runs: pd.DataFrame, table: pd.DataFrame, baseline: str) -> dict[
         if measured[choice].nunique(dropna=False) == 1 and f"{measured[choice].iloc[0]}" != scaling.UNKNOWN
     }
     return told
-
-
-def _fitted(scaled: pd.DataFrame, points: pd.DataFrame, baseline: str, seed: int) -> dict[str, SeriesFit]:
-    """Fit every series that has the baseline and enough measured worker counts for a law to be tested."""
-    bases: dict[str, float] = {}
-    for series, rows in points[points["backend"] != "serial"].groupby("series", sort=False):
-        measured = rows[rows[f"speedup_{baseline}"].notna()]
-        if measured["workers"].nunique() >= recommendation.FEWEST_COUNTS:
-            bases[str(series)] = float(measured[f"base_{baseline}_samples_per_s"].iloc[0])
-    frame = scaled[scaled["series"].isin(list(bases))]
-    if frame.empty:
-        return {}
-    fits = fit_series(frame, baseline_samples_per_s=bases, seed=seed)
-    return {name: fits[name] for name in bases}
 
 
 def _document(name: str, fit: SeriesFit, points: pd.DataFrame, baseline: str, unit: str) -> dict[str, Any]:

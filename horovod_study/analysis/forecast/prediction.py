@@ -14,7 +14,7 @@ Letters: K distinct worker counts known, M counts to forecast, P known points, G
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Annotated, Any, TypeAlias
@@ -781,7 +781,16 @@ def _scores(rows: pd.DataFrame, sizes: Sequence[int], laws: Sequence[str], per_n
     found = Scores(hidden=counts[-most:], known=counts[:-most], why_not=None)
     found.laws = {law: _law_score(own, refused.get(law, "")) for law, own in targets.items()}
     found.forecasts = sorted(every, key=lambda each: (each["known_to"], each["workers"]))
-    found.doubts = list(_score_doubts(rows, counts[-most - 1], most))
+    found.doubts = impossibilities(rows, base_of(rows).samples_per_s)
+    found.doubts += off_doubts(off_counts(rows["workers"], rows["samples_per_s"]))
+    if most < 3:
+        some = "one target" if most == 1 else "two targets"
+        found.doubts.append(f"{some} only: an error by chance cannot be distinguished from a bad forecast")
+    known_to = counts[-most - 1]
+    inside, there = rows["workers"] <= known_to, rows["nodes"] if "nodes" in rows else pd.Series(1.0, rows.index)
+    if (there[inside] == 1).all() and (there[~inside] > 1).any():
+        every_one = f"up to {known_to} workers all are on one node"
+        found.doubts.append(f"{every_one}: the network between nodes was hidden, too")
     return found
 
 
@@ -808,18 +817,6 @@ def _single(law: Law, known: pd.DataFrame, counts: Any, per_node: int | None) ->
     low, high = (np.where(np.isfinite(ends[1]), side, math.nan).tolist() for side in ends)
     places = [None] * len(counts) if on is None else [int(each) for each in on]
     return list(zip(places, forecasts.tolist(), low, high, strict=True))
-
-
-def _score_doubts(rows: pd.DataFrame, known_to: int, hidden: int) -> Iterator[str]:
-    yield from impossibilities(rows, base_of(rows).samples_per_s)
-    yield from off_doubts(off_counts(rows["workers"], rows["samples_per_s"]))
-    if hidden < 3:
-        targets = "one target" if hidden == 1 else "two targets"
-        yield f"{targets} only: an error by chance cannot be distinguished from a bad forecast"
-    if "nodes" in rows:
-        inside = rows["nodes"] == 1
-        if inside[rows["workers"] <= known_to].all() and (rows.loc[rows["workers"] > known_to, "nodes"] > 1).any():
-            yield f"up to {known_to} workers all are on one node: the network between nodes was hidden, too"
 
 
 def _law_score(targets: Sequence[Mapping[str, Any]], refused: str = "") -> dict[str, Any]:

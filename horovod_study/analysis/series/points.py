@@ -713,6 +713,14 @@ def doubts(runs: pd.DataFrame, points: pd.DataFrame, precision: float | None = N
         for series, rows in bad.groupby("series", sort=False)
     )
     unseen = named[(named["backend"] == COMMAND) & measured(named)].groupby("series", sort=False)
+    unequal = []
+    for _, row in points[(points["workers"] == 1) & (points["backend"] != "serial")].iterrows():
+        off, slower = row["speedup_plain"] - 1, "slower" if row["speedup_plain"] < 1 else "faster"
+        noise = row["speedup_plain_low"] <= 1 <= row["speedup_plain_high"]
+        unsure = " (their repeats scatter too much to be sure)" if noise else ""
+        if abs(off) > 0.05:
+            than = f"one worker inside the library runs {100 * abs(off):.0f} % {slower} than one plain worker{unsure}"
+            unequal.append(f"{row['series']}: {than}: say which of the two a speedup is over.")
     turns = turn_doubts(points.to_dict("records"), precision) if "turns_launches" in points or precision else ()
     return [
         *of_kind("other", (f"{series}: {command_words(rows['rate_from'])}." for series, rows in unseen)),
@@ -723,7 +731,7 @@ def doubts(runs: pd.DataFrame, points: pd.DataFrame, precision: float | None = N
         *of_kind("missing", _doubt_shared(points)),
         *of_kind("unsteady", (*_flagged(known, "few_repeats"), *_flagged(known, "wide_spread"))),
         *of_kind("superlinear", (*_flagged(known, "superlinear"), *_flagged(known, "superlinear_unresolved"))),
-        *of_kind("baseline", _doubt_unequal_baselines(points)),
+        *of_kind("baseline", unequal),
         *of_kind("versions", _doubt_settings(named)),
         *of_kind("unsteady", turns),
     ]
@@ -884,16 +892,6 @@ def _doubt_shared(points: pd.DataFrame) -> Iterator[str]:
                 why = f"because these runs are in {names}, which they fit as well"
                 lacks = f"lacks its points of {worker_counts(others['workers'])}"
                 yield f"{series}: {lacks}, {why}; analyse the two studies separately to have both."
-
-
-def _doubt_unequal_baselines(points: pd.DataFrame) -> Iterator[str]:
-    for _, row in points[(points["workers"] == 1) & (points["backend"] != "serial")].iterrows():
-        off, slower = row["speedup_plain"] - 1, "slower" if row["speedup_plain"] < 1 else "faster"
-        noise = row["speedup_plain_low"] <= 1 <= row["speedup_plain_high"]
-        unsure = " (their repeats scatter too much to be sure)" if noise else ""
-        if abs(off) > 0.05:
-            than = f"one worker inside the library runs {100 * abs(off):.0f} % {slower} than one plain worker{unsure}"
-            yield f"{row['series']}: {than}: say which of the two a speedup is over."
 
 
 def _doubt_settings(named: pd.DataFrame) -> Iterator[str]:

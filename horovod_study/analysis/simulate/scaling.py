@@ -117,13 +117,6 @@ class Curves:
     inter: Link
     alone: bool = False  # no other source says what links between nodes do
 
-    def for_nodes(self, nodes: int) -> tuple[Sweep, ...]:
-        """Return the sweeps that say something about so many nodes, the smallest first."""
-        found = [each for each in self.sweeps if (each.nodes > 1) == (nodes > 1)]
-        if not found and nodes > 1 and self.alone:
-            found = list(self.sweeps)
-        return tuple(sorted(found, key=lambda each: (each.workers, each.nodes)))
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Extended:
@@ -347,13 +340,17 @@ def costs(network: Network, algorithm: str, n: int) -> tuple[Choice, ...]:
     """
     if n == 1:
         return (NOTHING,)
-    nodes, known = network.nodes(n), network.measured
-    if algorithm != "auto" or known is None or not (sweeps := known.for_nodes(nodes)):
+    nodes, known = network.nodes(n), network.measured if algorithm == "auto" else None
+    sweeps = [each for each in known.sweeps if (each.nodes > 1) == (nodes > 1)] if known else []
+    if known and known.alone and nodes > 1:
+        sweeps = sweeps or [*known.sweeps]
+    if known is None or not sweeps:
         return tuple(_ALGORITHMS[name](network, n) for name in CHOICES[algorithm])
     # What was changed since (links that are twice as fast, switches) counts by what it does to recursive halving.
     before, now = halving(replace(network, intra=known.intra, inter=known.inter, levels=()), n), halving(network, n)
     latency, transfer = _factor(now.latency_s, before.latency_s), _factor(now.s_per_byte, before.s_per_byte)
-    return (Extended(sweeps=sweeps, workers=n, nodes=nodes, latency_factor=latency, transfer_factor=transfer),)
+    ordered = tuple(sorted(sweeps, key=lambda each: (each.workers, each.nodes)))
+    return (Extended(sweeps=ordered, workers=n, nodes=nodes, latency_factor=latency, transfer_factor=transfer),)
 
 
 def _factor(now: Value, before: Value) -> Value:

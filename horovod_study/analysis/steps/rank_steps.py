@@ -11,7 +11,7 @@ first step has no synchronisation before it (a barrier, an evaluation, a checkpo
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import SimpleNamespace
@@ -199,6 +199,14 @@ def align(
             places[rank] = np.arange(len(rows[rank]["step"]))[places[rank]][np.searchsorted(own, common)]
     few = f"has fewer than {max(1, fewest):,} recorded steps from step {from_step:,} on"
     whys = {rank: (missing or {}).get(rank, few) for rank in range(workers) if rank not in steps}
+    notes = []
+    for why in dict.fromkeys(whys.values()):
+        notes.append(f"left out: {rank_words([rank for rank in whys if whys[rank] == why])}: {why}")
+    most = max(len(own) for own in steps.values())
+    if most > len(common):
+        short = rank_words([rank for rank, own in steps.items() if len(own) < most])
+        lack = f"up to {most - len(common):,} steps fewer than the others"
+        notes.append(f"{short}: {lack}; only the {len(common):,} steps that all have are compared")
     found = RankSteps(
         workers=workers,
         hosts=tuple(hosts[rank] if rank < len(hosts) >= workers else "" for rank in places),
@@ -208,7 +216,7 @@ def align(
         epoch=np.asarray(epoch, dtype=np.int64),
         known=frozenset(),
         follows=np.concatenate([[False], (np.diff(common) == 1) & (np.diff(epoch) == 0)]),
-        notes=tuple(_left_out(steps, common, whys)),
+        notes=tuple(notes),
     )
     # Columns that all ranks know, and the largest gap before each step but the first, of one rank after the other.
     known, two_clocks = {"begin_s", *(f"{lap}_s" for lap in PARTS)}, False
@@ -223,19 +231,6 @@ def align(
         allowed = GAP_STEPS * float(np.median(found.step_s)) if two_clocks else GAP_S
         found.follows[1:] &= apart_s <= allowed
     return replace(found, known=frozenset(known))
-
-
-def _left_out(
-    steps: Mapping[int, NDArray[np.int64]], common: NDArray[np.int64], whys: Mapping[int, str]
-) -> Iterator[str]:
-    """Yield which ranks, with `whys`, and steps are not among `common`; `steps`: those of each rank that is."""
-    for why in dict.fromkeys(whys.values()):
-        yield f"left out: {rank_words([rank for rank in whys if whys[rank] == why])}: {why}"
-    most = max(len(own) for own in steps.values())
-    if most > len(common):
-        short = rank_words([rank for rank, own in steps.items() if len(own) < most])
-        lack = f"up to {most - len(common):,} steps fewer than the others"
-        yield f"{short}: {lack}; only the {len(common):,} steps that all have are compared"
 
 
 def where(there: NDArray[np.bool_]) -> slice | NDArray[np.int64]:

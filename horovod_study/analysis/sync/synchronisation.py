@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations, pairwise
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -675,12 +675,18 @@ def batch_sizes(runs: pd.DataFrame, *, seed: int = 0) -> SimpleNamespace:
     cells (BATCH_COLUMNS), knees (KNEE_COLUMNS), curves (BATCH_CURVE_COLUMNS); empty where there is none. One plain
     worker is a series too. Runs may differ in the learning rate.
     """
-    rows, found, frames = [], [], []
-    groups, alone = _groups(runs)
-    for cells in groups:
+    rows, found, frames, table = [], [], [], _batched(runs)
+    # Throughputs of one worker, by the kind of baseline that it is and what it has in common with others.
+    alone: dict[tuple[str, str], Floats] = {}
+    for (kind, key), of in table[table["workers"] == 1].groupby(["_kind", "_alike"]):
+        alone[kind, key] = of["samples_per_s"].to_numpy(dtype=np.float64)
+    keys = ["series", "train_samples", "workers", "nodes", "per_node"]
+    for _, alike in table.groupby(keys, sort=False, dropna=False):
+        cells = [cell for _, cell in alike.groupby("batch", sort=True)]
+        if len(cells) < 2:
+            continue
         own = [_batch_row(cell, alone) for cell in cells]
-        smallest = min(own, key=lambda row: float(row["batch"]))["samples_per_s_median"]
-        rows += [{**row, "times_faster": row["samples_per_s_median"] / smallest} for row in own]
+        rows += [{**row, "times_faster": row["samples_per_s_median"] / own[0]["samples_per_s_median"]} for row in own]
         group = pd.concat(cells, ignore_index=True)
         first = group.iloc[0]
         name = {column: first[column] for column in ("series", "workers", "nodes")}
@@ -723,51 +729,32 @@ def _why_not(value: float, low: float, high: float, smallest: float, largest: fl
     return f"{where}; add batches {side} {end:g}, or repeats"
 
 
-_Alone: TypeAlias = dict[tuple[Any, ...], Floats]  # throughputs of one worker, by `_base_name`
 _TIMED_ALIKE = ("partition", "precision", "model", *CHOICES)
 
 
-def _groups(runs: pd.DataFrame) -> tuple[list[list[pd.DataFrame]], _Alone]:
-    """Return, for each series, worker count and nodes with several batches, the runs of each batch in their order.
+def _batched(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the finished runs with series that are distinguished as if all had one batch, and named without it.
 
-    Beside them the throughputs of one worker.
+    _kind: of which baseline one worker is; _alike and _plain: what it, and a plain one, has in common with others.
     """
     good = runs[measured(runs) & pd.to_numeric(runs["batch"]).notna()]
-    if good["batch"].nunique() < 2:
-        return [], {}
     sizes = pd.to_numeric(good["batch"]).astype("float64")
-    # Series are distinguished as if all had one batch, and named without it.
-    table = with_series(
-        good.drop(columns=[name for name in _NOT_TIMED if name in good.columns]).assign(
-            _batch=sizes, batch=1.0, global_batch=good["workers"].astype(float)
-        )
-    )
-    bare = table["setting"].str.removeprefix("global batch 1").str.removeprefix("batch 1").str.strip()
-    names = [
-        " ".join(series.replace(setting, rest, 1).split())
-        for series, setting, rest in zip(table["series"], table["setting"], bare, strict=True)
-    ]
-    table = table.assign(series=names, setting=bare, batch=table["_batch"]).drop(columns="_batch")
-    table = table.assign(per_node=texts(table, "per_node"))
-    alone: _Alone = {}
-    keys = ["backend", "transport", *_TIMED_ALIKE, "batch", "train_samples"]
-    for _, cell in table[table["workers"] == 1].groupby(keys, sort=False, dropna=False):
-        first = cell.iloc[0]
-        name = _base_name(first, "plain" if first["backend"] == "serial" else "wrapped")
-        alone.setdefault(name, cell["samples_per_s"].to_numpy(dtype=np.float64))
-    keys = ["series", "train_samples", "workers", "nodes", "per_node"]
-    groups = [group.groupby("batch", sort=True) for _, group in table.groupby(keys, sort=False, dropna=False)]
-    return [[cell for _, cell in group] for group in groups if len(group) > 1], alone
+    if sizes.nunique() < 2:
+        return good.iloc[:0].assign(**dict.fromkeys(("series", "per_node", "_kind", "_alike"), ""))
+    bare = good.drop(columns=[name for name in _NOT_TIMED if name in good.columns])
+    table = with_series(bare.assign(_batch=sizes, batch=1.0, global_batch=good["workers"].astype(float)))
+    setting = table["setting"].str.removeprefix("global batch 1").str.removeprefix("batch 1").str.strip()
+    texts_of = zip(table["series"], table["setting"], setting, strict=True)
+    names = [" ".join(series.replace(old, rest, 1).split()) for series, old, rest in texts_of]
+    table = table.assign(series=names, setting=setting, batch=table["_batch"], per_node=texts(table, "per_node"))
+    way = ["backend", "transport", "horovod_defaults"]
+    told = table[[*way, *_TIMED_ALIKE, "batch", "train_samples"]].astype(str)
+    whole, plain = (each.agg(" | ".join, axis=1) for each in (told, told.drop(columns=[*way, *KNOBS])))
+    kind = np.where(table["backend"] == "serial", "plain", "wrapped")
+    return table.assign(_kind=kind, _plain=plain, _alike=whole.where(kind == "wrapped", plain))
 
 
-def _base_name(row: Any, kind: str) -> tuple[Any, ...]:
-    free = KNOBS if kind == "plain" else ()
-    way = () if kind == "plain" else (row["backend"], row["transport"], bool(row["horovod_defaults"]))
-    alike = tuple(str(row[name]) for name in _TIMED_ALIKE if name not in free)
-    return (kind, *way, *alike, float(row["batch"]), str(row["train_samples"]))
-
-
-def _batch_row(cell: pd.DataFrame, alone: _Alone) -> dict[str, Any]:
+def _batch_row(cell: pd.DataFrame, alone: Mapping[tuple[str, str], Floats]) -> dict[str, Any]:
     first = cell.iloc[0]
     rates = cell["samples_per_s"].to_numpy(dtype=np.float64)
     sync, recorded = (cell[name].to_numpy(dtype=np.float64) for name in ("sync_s", "step_s"))
@@ -776,11 +763,11 @@ def _batch_row(cell: pd.DataFrame, alone: _Alone) -> dict[str, Any]:
     serial = first["backend"] == "serial"
     with np.errstate(divide="ignore", invalid="ignore"):
         share = np.full(len(cell), math.nan) if serial else np.where(recorded > 0, sync / recorded, math.nan)
-    kinds = ("plain",) if serial else ("plain", "wrapped")
-    base = next((kind for kind in kinds if _base_name(first, kind) in alone), "")
+    bases = {"plain": first["_plain"]} | ({} if serial else {"wrapped": first["_alike"]})
+    base = next((kind for kind, key in bases.items() if (kind, key) in alone), "")
     lost = lost_low = lost_high = math.nan
     if base and not (serial and first["workers"] == 1):
-        one = alone[_base_name(first, base)]
+        one = alone[base, bases[base]]
         gained = stats.median_ratio(rates, one)
         lost = 1 - stats.of_all(rates) / stats.of_all(one) / float(first["workers"])
         lost_low, lost_high = (1 - end / float(first["workers"]) for end in (gained.high, gained.low))
