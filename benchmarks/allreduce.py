@@ -4,7 +4,7 @@ benchmarks/published/allreduce/ has times of all-reduces that others measured: G
 InfiniBand, Slingshot, Ethernet and TCP. Of each series the two smallest node counts calibrate a network as
 `predict --simulate --bench` does; all larger ones are simulated and compared, and nothing is fitted to them. Beside it
 
-    left out      the constants of analysis/simulate/network.py chosen from GRID with all other machines, and this one
+    left out      the constants of analysis/simulate/scaling.py chosen from GRID with all other machines, and this one
                   simulated with them: what a machine that nobody has seen would get
     two constants the closed forms with latency and bandwidth of the larger calibrated count, as simulate had it before
 """
@@ -23,7 +23,7 @@ import pandas as pd
 from horovod_study.analysis import stats
 from horovod_study.analysis.costs import link_of_line
 from horovod_study.analysis.machine.network import fit_line
-from horovod_study.analysis.simulate.network import (
+from horovod_study.analysis.simulate.scaling import (
     CLOSED_FORM_ERROR,
     GROWTH,
     Curves,

@@ -28,8 +28,7 @@ import pandas as pd
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.costs import Floats, Link
-from horovod_study.analysis.simulate.network import Curves, Network, Sweep, allreduce_s
-from horovod_study.analysis.simulate.scaling import Compute, Scenario, simulate
+from horovod_study.analysis.simulate.scaling import Compute, Curves, Network, Scenario, Sweep, allreduce_s, simulate
 from horovod_study.report.kit.files import write_result
 
 HERE = Path(__file__).parent

@@ -24,7 +24,7 @@ import torch
 from scipy import stats
 
 from horovod_study import records
-from horovod_study.analysis.steps.timers import timer_cost
+from horovod_study.analysis.compare.comparison import timer_cost
 from horovod_study.config.run import ORDINARY_LAPS, available_cores
 from horovod_study.measure import environment
 from horovod_study.measure.clock import LapClock, now, utc_now

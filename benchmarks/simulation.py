@@ -34,8 +34,7 @@ from matplotlib.figure import Figure
 
 from horovod_study.analysis.costs import Link
 from horovod_study.analysis.simulate.calibration import Given, calibrate, run_times
-from horovod_study.analysis.simulate.network import Network
-from horovod_study.analysis.simulate.scaling import Compute, Runtime, Scenario, simulate
+from horovod_study.analysis.simulate.scaling import Compute, Network, Runtime, Scenario, simulate
 from horovod_study.config.doors import asked
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now

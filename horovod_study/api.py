@@ -31,8 +31,7 @@ from horovod_study.analysis.importers import (
 )
 from horovod_study.analysis.machine.network import restored
 from horovod_study.analysis.series import exchange
-from horovod_study.analysis.series.points import cores_of_one_machine, with_series
-from horovod_study.analysis.series.turns import study_turns
+from horovod_study.analysis.series.points import cores_of_one_machine, study_turns, with_series
 from horovod_study.analysis.simulate.calibration import Given, calibrate, largest_of_each_kind, run_times
 from horovod_study.analysis.simulate.scaling import simulate as simulate_scenarios
 from horovod_study.analysis.simulate.scaling import what_if as scenarios

@@ -15,7 +15,7 @@ from make.synthetic_runs import run_table
 from horovod_study import records
 from horovod_study.analysis.series import points
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
-from horovod_study.analysis.sync import boundary
+from horovod_study.analysis.sync import synchronisation
 from horovod_study.report.figures import waiting as drawn
 from horovod_study.report.kit import panels
 from horovod_study.report.page import html, sentences
@@ -59,7 +59,7 @@ def node_table(
 
 
 def boundary_doubts(table: pd.DataFrame) -> list[str]:
-    return [*boundary.jump_doubts(table), *boundary.fit_doubts(table)]
+    return [*synchronisation.jump_doubts(table), *synchronisation.fit_doubts(table)]
 
 
 def analysed(*arguments, **options) -> Analysis:
@@ -70,7 +70,7 @@ def analysed(*arguments, **options) -> Analysis:
 
 
 def test_equal_workers_on_two_nodes_are_compared_directly_and_the_planted_jump_is_in_the_interval(golden):
-    (row,) = boundary.boundaries(node_table()).to_dict("records")
+    (row,) = synchronisation.boundaries(node_table()).to_dict("records")
 
     assert (row["series"], row["kind"]) == (MPI, "direct")
     assert (row["fewer_workers"], row["fewer_nodes"], row["fewer_per_node"]) == (2, 1, "1x2")
@@ -85,7 +85,7 @@ def test_equal_workers_on_two_nodes_are_compared_directly_and_the_planted_jump_i
 
 
 def test_without_a_jump_nothing_is_resolved():
-    (row,) = boundary.boundaries(node_table(jump_ms=0.0)).to_dict("records")
+    (row,) = synchronisation.boundaries(node_table(jump_ms=0.0)).to_dict("records")
 
     assert row["low_s"] < 0 < row["high_s"]
     assert row["resolved"] is False
@@ -106,7 +106,7 @@ def test_the_interval_is_right_about_as_often_as_it_says():
     covered = []
     for seed in range(40):
         table = node_table(PAIR[1:], ways=(("horovod", "mpi"),), repeats=4, noise=0.03, seed=10 * seed)
-        (row,) = boundary.boundaries(table).to_dict("records")
+        (row,) = synchronisation.boundaries(table).to_dict("records")
         covered.append(row["low_s"] <= 0.008 <= row["high_s"])
 
     assert 0.87 <= np.mean(covered) <= 1.0
@@ -125,7 +125,7 @@ def test_on_one_node_there_is_no_boundary_and_no_section():
 
 
 def test_along_a_filled_curve_the_step_to_the_next_node_is_indirect_and_says_what_it_mixes(golden):
-    (row,) = boundary.boundaries(node_table(FILLED)).to_dict("records")
+    (row,) = synchronisation.boundaries(node_table(FILLED)).to_dict("records")
 
     assert row["kind"] == "indirect"
     assert (row["fewer_workers"], row["fewer_nodes"]) == (4, 1)
@@ -135,7 +135,7 @@ def test_along_a_filled_curve_the_step_to_the_next_node_is_indirect_and_says_wha
 
 @pytest.mark.slow
 def test_the_step_from_one_worker_is_not_taken_for_that_of_the_node(golden):
-    (row,) = boundary.boundaries(node_table(((1, (1,)), (2, (1, 1))))).to_dict("records")
+    (row,) = synchronisation.boundaries(node_table(((1, (1,)), (2, (1, 1))))).to_dict("records")
     (sentence,) = sentences.jumped(analysed(((1, (1,)), (2, (1, 1)))))
 
     assert row["kind"] == "indirect"
@@ -145,7 +145,7 @@ def test_the_step_from_one_worker_is_not_taken_for_that_of_the_node(golden):
 
 def test_fill_and_spread_at_several_counts_give_a_direct_jump_each_and_every_boundary_an_indirect_one():
     cells = (*FILLED, (2, (1, 1)), (4, (2, 2)), (8, (2, 2, 2, 2)))
-    table = boundary.boundaries(node_table(cells))
+    table = synchronisation.boundaries(node_table(cells))
 
     assert [
         (row["kind"], row["fewer_workers"], row["fewer_nodes"], row["more_workers"], row["more_nodes"])
@@ -171,7 +171,7 @@ def test_placements_that_are_series_of_their_own_elsewhere_are_compared_here(gol
 
 def test_nodes_filled_in_other_ways_are_cells_of_their_own():
     cells = ((2, (2,)), (6, (4, 2)), (6, (3, 3)))
-    table = boundary.by_nodes(node_table(cells, ways=(("horovod", "mpi"),)))
+    table = synchronisation.by_nodes(node_table(cells, ways=(("horovod", "mpi"),)))
 
     assert list(table["per_node"]) == ["1x2", "1x4 1x2", "2x3"]
     assert list(table["repeats"]) == [3, 3, 3]
@@ -208,10 +208,10 @@ def test_a_hidden_synchronisation_is_told_by_the_step(golden):
 def test_means_stand_in_for_the_whole_series_where_some_run_knows_no_median():
     table = node_table()
     table["sync_s_median"] *= 0.5
-    assert set(boundary.by_nodes(table)["per_step"]) == {"median"}
+    assert set(synchronisation.by_nodes(table)["per_step"]) == {"median"}
 
     table.loc[table.index[-1], "sync_s_median"] = math.nan
-    known = boundary.by_nodes(table)
+    known = synchronisation.by_nodes(table)
 
     assert set(known["per_step"]) == {"mean"}
     assert known["sync_s_median"].max() == pytest.approx(table["sync_s"].nlargest(2).iloc[1])
@@ -219,7 +219,7 @@ def test_means_stand_in_for_the_whole_series_where_some_run_knows_no_median():
 
 def test_runs_recorded_before_paths_and_hosts_were_are_read(golden):
     table = node_table().drop(columns=["per_node", "path", "sync_s_median"])
-    (row,) = boundary.boundaries(table).to_dict("records")
+    (row,) = synchronisation.boundaries(table).to_dict("records")
 
     assert (row["more_per_node"], row["more_path"]) == ("", "")
     assert row["low_s"] < 0.008 < row["high_s"]
@@ -237,7 +237,7 @@ def test_paths_that_cannot_be_are_doubted(golden):
 def test_a_series_that_never_ran_on_one_node_has_nothing_to_compare_with(golden):
     table = node_table(((2, (1, 1)), (4, (2, 2))), ways=(("horovod", "mpi"),))
 
-    assert boundary.boundaries(table).empty
+    assert synchronisation.boundaries(table).empty
     golden(boundary_doubts(table), MPI, "2 nodes")
 
 
@@ -259,8 +259,8 @@ def test_laws_are_fitted_to_the_placement_on_the_fewest_nodes(golden):
 def test_order_of_rows_does_not_matter_the_input_stays_and_sides_add_up(jump_ms, seed):
     table = node_table(jump_ms=jump_ms, seed=seed)
     before = table.copy(deep=True)
-    found = boundary.boundaries(table)
-    again = boundary.boundaries(table.sample(frac=1, random_state=seed))
+    found = synchronisation.boundaries(table)
+    again = synchronisation.boundaries(table.sample(frac=1, random_state=seed))
 
     pd.testing.assert_frame_equal(table, before)
     pd.testing.assert_frame_equal(found, again)
@@ -278,13 +278,13 @@ def test_runs_that_have_series_already_give_the_same_jumps():
     table = node_table(FILLED)
     table["placement"] = ["fill" if place % 2 else "spread" for place in range(len(table))]
     named = points.with_series(table)
-    placed = boundary.over_placements(named)
+    placed = synchronisation.over_placements(named)
 
     assert named["series"].nunique() > placed["series"].nunique()
-    for made in (boundary.boundaries, boundary.by_nodes):
+    for made in (synchronisation.boundaries, synchronisation.by_nodes):
         pd.testing.assert_frame_equal(made(placed), made(table))
-    assert boundary.jump_doubts(placed) == boundary.jump_doubts(table)
-    assert boundary.fit_doubts(named) == boundary.fit_doubts(table)
+    assert synchronisation.jump_doubts(placed) == synchronisation.jump_doubts(table)
+    assert synchronisation.fit_doubts(named) == synchronisation.fit_doubts(table)
 
 
 @pytest.mark.slow
@@ -317,7 +317,9 @@ def test_the_figure_marks_the_boundary_and_writes_the_jump_and_the_paths(golden)
     assert "with 1 worker more" in text
     assert "Horovod/MPI: shared memory, then tcp:eth0" in text
     golden(drawing.caption)
-    assert set(drawing.data["kind"]) == {"point", "jump"} and set(boundary.NODE_COLUMNS) <= set(drawing.data.columns)
+    assert set(drawing.data["kind"]) == {"point", "jump"} and set(synchronisation.NODE_COLUMNS) <= set(
+        drawing.data.columns
+    )
 
 
 @pytest.mark.slow

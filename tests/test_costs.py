@@ -13,7 +13,7 @@ import horovod_study
 from horovod_study.analysis.costs import Link, link_of_line, moved_share, ring_messages, rounds, time_at
 from horovod_study.analysis.laws import QUANTITY_LAWS
 from horovod_study.analysis.machine import network
-from horovod_study.analysis.simulate.network import Network, allreduce_s
+from horovod_study.analysis.simulate.scaling import Network, allreduce_s
 from horovod_study.errors import ConfigError
 
 LINK = Link(alpha_s=2e-6, bytes_per_s=1e9)
@@ -88,7 +88,7 @@ def test_nobody_counts_rounds_or_moved_bytes_by_hand() -> None:
         doubled = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and ast.unparse(node.left) == "2"
         return doubled and ast.unparse(node.right) in ("n - 1", "workers - 1", "count - 1", "nodes - 1", "g - 1")
 
-    usl_and_servers = {"analysis/simulate/network.py": {"2 * (g - 1)"}}  # a parameter server, which is no all-reduce
+    usl_and_servers = {"analysis/simulate/scaling.py": {"2 * (g - 1)"}}  # a parameter server, which is no all-reduce
     for path in sorted(ROOT.rglob("*.py")):
         module = path.relative_to(ROOT).as_posix()
         if module == "analysis/costs.py":

@@ -8,8 +8,8 @@ import pytest
 from make.scaling_curves import noisy, points, usl
 
 from horovod_study import cli
-from horovod_study.analysis.forecast import holdout
-from horovod_study.analysis.forecast.holdout import COMBINED, score, summarise
+from horovod_study.analysis.forecast import prediction
+from horovod_study.analysis.forecast.prediction import COMBINED, score, summarise
 from horovod_study.analysis.laws import LAWS
 from horovod_study.errors import ConfigError
 from horovod_study.records import finite
@@ -84,14 +84,14 @@ class TestFailing:
     def test_what_is_wrong_and_says_how_wrong_does_not_fail_until_it_is_useless(self):
         def one(error, covered):
             low, high = (50, 200) if covered else (99, 101)
-            return holdout._law_score([target(100 * (1 + error), low, high, covered=covered)])["fails"]
+            return prediction._law_score([target(100 * (1 + error), low, high, covered=covered)])["fails"]
 
         assert one(0.09, covered=False) is None
         assert one(0.30, covered=True) is None
         assert one(0.60, covered=True).startswith("off by 60 %")
 
     def test_no_interval_counts_for_errors_and_not_for_coverage(self):
-        law = holdout._law_score([target(130, np.nan, np.nan, covered=None)])
+        law = prediction._law_score([target(130, np.nan, np.nan, covered=None)])
         assert law["coverage"] is None and law["median_width"] is None
         assert law["median_ape"] == pytest.approx(0.3)
 
@@ -104,7 +104,7 @@ class TestFailing:
 class TestWhatIsHidden:
     @pytest.mark.parametrize(("counts", "hidden"), [(2, 0), (3, 1), (4, 1), (5, 2), (6, 3), (7, 3), (8, 4), (11, 5)])
     def test_the_upper_half_and_three_stay_known_where_there_are_four(self, counts, hidden):
-        assert holdout.hidden_counts(range(counts), None) == hidden
+        assert prediction.hidden_counts(range(counts), None) == hidden
 
     def test_as_many_as_asked(self):
         one = score(points(COUNTS, usl(COUNTS, 0.1, 0)), hide=4, laws=())[""]
@@ -166,9 +166,9 @@ class TestOrder:
     def test_rows_in_any_order_give_the_same_scores_and_stay_as_they_are(self):
         table = noisy(COUNTS, usl(COUNTS, 0.05, 0.001), repeats=3)
         before = table.copy()
-        a = holdout.document(score(table))
+        a = prediction.scores_document(score(table))
         pd.testing.assert_frame_equal(table, before)
-        b = holdout.document(score(table.sample(frac=1, random_state=3)))
+        b = prediction.scores_document(score(table.sample(frac=1, random_state=3)))
         assert json.dumps(a, allow_nan=False) == json.dumps(b, allow_nan=False)
 
     def test_the_summary_takes_all_targets_of_all_series(self):

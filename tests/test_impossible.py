@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import horovod_study
-from horovod_study.analysis.series.baselines import RULES, impossible
+from horovod_study.analysis.series.culprits import RULES, impossible
 
 PACKAGE = Path(horovod_study.__file__).parent
 

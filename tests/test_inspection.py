@@ -13,7 +13,7 @@ from make.rank_rows import noise, rows_of
 from make.wording import Golden
 
 from horovod_study import cli, records
-from horovod_study.analysis.steps.inspection import Inspection, inspect
+from horovod_study.analysis.steps.explanation import Inspection, inspect
 from horovod_study.analysis.steps.rank_steps import align
 from horovod_study.errors import AnalysisError, RecordError
 from horovod_study.records import finite

@@ -17,7 +17,7 @@ from make.waiting import until
 from make.wording import Golden
 
 from horovod_study import records
-from horovod_study.analysis.learning.lr_range import find_rate, smoothed
+from horovod_study.analysis.learning.convergence import find_rate, smoothed
 from horovod_study.cli import main
 from horovod_study.cluster.launch import LaunchLine, cell_environment
 from horovod_study.cluster.process import marked_processes

@@ -10,7 +10,7 @@ from make.properties import examples
 from make.rank_rows import noise, rows_of
 from make.wording import Golden
 
-from horovod_study.analysis.steps.inspection import Pauses, find_pauses
+from horovod_study.analysis.steps.explanation import Pauses, find_pauses
 from horovod_study.analysis.steps.rank_steps import align
 from horovod_study.records import finite
 

@@ -11,7 +11,7 @@ from make.synthetic_runs import run_table
 
 from horovod_study.analysis import paired
 from horovod_study.analysis.series import points
-from horovod_study.analysis.series.turns import StudyTurns, slices_of, study_turns
+from horovod_study.analysis.series.points import StudyTurns, slices_of, study_turns
 from horovod_study.analysis.study import analyze
 from horovod_study.analysis.sync.synchronisation import ROUNDS
 from horovod_study.records import TurnSlice, append_turns

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from make.properties import examples
 
 from horovod_study.analysis.fit.fitting import fit_series
-from horovod_study.analysis.forecast.holdout import score
-from horovod_study.analysis.forecast.prediction import predict
+from horovod_study.analysis.forecast.prediction import predict, score
 from horovod_study.analysis.importers import parse_points
 from horovod_study.analysis.laws import LAWS
 from horovod_study.errors import AnalysisError, ConfigError

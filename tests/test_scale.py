@@ -19,7 +19,7 @@ from make.wording import Golden
 
 from horovod_study import records
 from horovod_study.analysis.steps.accounting import account, account_run, account_runs
-from horovod_study.analysis.steps.inspection import inspect
+from horovod_study.analysis.steps.explanation import inspect
 from horovod_study.analysis.steps.rank_steps import align, find_stragglers
 from horovod_study.cli import main
 from horovod_study.cluster import alive

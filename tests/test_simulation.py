@@ -17,35 +17,32 @@ from make.properties import examples
 from make.wording import Golden
 
 from horovod_study.analysis.costs import Link
-from horovod_study.analysis.simulate.network import (
+from horovod_study.analysis.simulate.scaling import (
+    CHANGES,
     CHOICES,
     CLOSED_FORM_ERROR,
     GROWTH,
-    Curves,
-    Level,
-    Network,
-    Sweep,
-    allreduce_s,
-    carried,
-    costs,
-    error_of,
-    network_from,
-    ring,
-    small_allreduce_s,
-)
-from horovod_study.analysis.simulate.scaling import (
-    CHANGES,
     PARTS,
     Chance,
     Compute,
+    Curves,
+    Level,
+    Network,
     Runtime,
     Scenario,
-    Spread,
+    Sweep,
     all_doubts,
+    allreduce_s,
+    carried,
     communicate,
+    costs,
     doubts,
+    error_of,
     measured,
+    network_from,
+    ring,
     simulate,
+    small_allreduce_s,
     what_if,
 )
 from horovod_study.errors import AnalysisError, ConfigError
@@ -480,7 +477,7 @@ def test_the_interval_of_fuller_nodes_than_measured_grows_with_the_distance() ->
         beside=2,
         crowding={1: 1.0, 2: 1.2},
         network=flat(workers_per_node=8),
-        spread=Spread(compute=0.01),
+        spread={"compute": 0.01},
     )
     table = only(one, 2, 4, 8)
     wide = (table["step_high_s"] / table["step_low_s"]).to_list()
@@ -495,7 +492,7 @@ def test_the_interval_of_fuller_nodes_than_measured_grows_with_the_distance() ->
 def test_a_hundred_thousand_workers_are_finite_and_ordered() -> None:
     counts = [2**k for k in range(17)] + [100_000]
     for name in CHOICES:
-        one = scenario(compute=scattered(), algorithm=name, spread=Spread(compute=0.02, alpha=0.1, bandwidth=0.1))
+        one = scenario(compute=scattered(), algorithm=name, spread={"compute": 0.02, "alpha": 0.1, "bandwidth": 0.1})
         table = only(one, *counts)
         numbers = table.select_dtypes("number").to_numpy()
 
@@ -507,7 +504,7 @@ def test_a_hundred_thousand_workers_are_finite_and_ordered() -> None:
 
 
 def test_equal_input_gives_equal_output_and_order_does_not_matter() -> None:
-    one = scenario(compute=scattered(), spread=Spread(compute=0.02, alpha=0.1))
+    one = scenario(compute=scattered(), spread={"compute": 0.02, "alpha": 0.1})
     first, again = only(one, 2, 64, seed=5), only(one, 2, 64, seed=5)
 
     pd.testing.assert_frame_equal(first, again)
@@ -520,7 +517,7 @@ def test_equal_input_gives_equal_output_and_order_does_not_matter() -> None:
 def test_intervals_hold_what_the_constants_leave_open() -> None:
     """Only the bandwidth is uncertain, by 10 %: the transfer's interval is exp(+-1.96 * 0.1) of it."""
     link = replace(LINK, workers=64)
-    one = scenario(spread=Spread(bandwidth=0.1), network=flat(intra=link, inter=link))
+    one = scenario(spread={"bandwidth": 0.1}, network=flat(intra=link, inter=link))
     row = only(one, 64).iloc[0]
     rest = row["step_s"] - row["transfer_s"]
 

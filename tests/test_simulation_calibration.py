@@ -26,8 +26,15 @@ from horovod_study.analysis.simulate.calibration import (
     measured_network,
     run_times,
 )
-from horovod_study.analysis.simulate.network import Network, allreduce_s
-from horovod_study.analysis.simulate.scaling import Scenario, all_doubts, doubts, simulate, what_if
+from horovod_study.analysis.simulate.scaling import (
+    Network,
+    Scenario,
+    all_doubts,
+    allreduce_s,
+    doubts,
+    simulate,
+    what_if,
+)
 from horovod_study.cli import main
 from horovod_study.config.documents import load_yaml
 from horovod_study.config.doors import asked
@@ -362,7 +369,7 @@ def test_what_contradicts_itself_or_is_missing_is_one_line(
 
 @pytest.mark.parametrize("path", sorted(NETWORKS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_networks_that_come_along_can_be_used_and_name_their_sources(path: Path) -> None:
-    from horovod_study.analysis.simulate.network import network_from
+    from horovod_study.analysis.simulate.scaling import network_from
 
     described = load_yaml(path)
     found = calibrated(network=network_from(described, source=path.name), compute_ms=10, gradient_mb=100, batch=32)

@@ -18,7 +18,7 @@ from make.wording import Golden
 
 from horovod_study import records
 from horovod_study.analysis.steps.attribution import observe, parts_of
-from horovod_study.analysis.steps.inspection import inspect
+from horovod_study.analysis.steps.explanation import inspect
 from horovod_study.analysis.steps.rank_steps import NO_EXCHANGE, Stragglers, align, find_stragglers, pop, waiting
 from horovod_study.errors import AnalysisError
 from horovod_study.records import finite

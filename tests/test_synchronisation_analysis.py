@@ -8,7 +8,7 @@ import pytest
 from make.synthetic_runs import run_table
 
 from horovod_study.analysis.stats import median_ratio
-from horovod_study.analysis.sync import boundary, synchronisation
+from horovod_study.analysis.sync import synchronisation
 from horovod_study.analysis.sync.synchronisation import PIECEWISE, SATURATION, knee
 from horovod_study.errors import AnalysisError
 from horovod_study.records import finite
@@ -77,7 +77,7 @@ def test_hidden_synchronisation_is_unknown_and_said():
     cells = synchronisation.synchronisation(runs)
 
     assert cells[["sync_s_median", "share_median", "sync_per_epoch_s_median"]].isna().all(axis=None)
-    assert set(cells["note"]) == {boundary.NOTES["hidden"]}
+    assert set(cells["note"]) == {synchronisation.NODE_NOTES["hidden"]}
     assert synchronisation.fits(runs) == {}
 
 
@@ -491,11 +491,11 @@ def node_cells(*, jump_s=6e-3, repeats=4, noise=0.02, counts=(2, 4, 8, 16), seed
                 {"workers": n, "nodes": -(-n // 4), "per_node": per_node, "sync_value_s": sync, "repeat": repeat}
             )
     names = dict.fromkeys(("series", "setting", "partition", "backend", "transport", "path", "study"), "")
-    return pd.DataFrame(rows).assign(**names, step_value_s=math.nan, per_step=boundary.MEAN)
+    return pd.DataFrame(rows).assign(**names, step_value_s=math.nan, per_step=synchronisation.MEAN)
 
 
 def test_the_jump_is_found_and_its_growth_taken_off():
-    table = boundary.boundaries(node_cells())
+    table = synchronisation.boundaries(node_cells())
     first = table.iloc[0]
 
     assert list(zip(table["fewer_nodes"], table["more_nodes"], strict=True)) == [(1, 2), (2, 4)]
@@ -508,14 +508,14 @@ def test_the_jump_is_found_and_its_growth_taken_off():
 
 @pytest.mark.slow
 def test_without_a_jump_none_is_resolved_beyond_the_growth():
-    wrong = [boundary.boundaries(node_cells(jump_s=0.0, seed=seed))["beyond_resolved"][0] for seed in range(40)]
+    wrong = [synchronisation.boundaries(node_cells(jump_s=0.0, seed=seed))["beyond_resolved"][0] for seed in range(40)]
 
     assert sum(wrong) <= 4
 
 
 def test_nodes_that_are_not_equally_full_are_called_so(golden):
-    (row,) = boundary.boundaries(node_cells(counts=(2, 4, 5))).to_dict("records")
+    (row,) = synchronisation.boundaries(node_cells(counts=(2, 4, 5))).to_dict("records")
 
     assert (row["more_per_node"], row["more_partly"], row["fewer_partly"]) == ("1x4 1x1", True, False)
     golden(row["note"])
-    assert list(boundary.boundaries(node_cells(counts=(2, 4, 5)).assign(per_node=""))["more_partly"]) == [True]
+    assert list(synchronisation.boundaries(node_cells(counts=(2, 4, 5)).assign(per_node=""))["more_partly"]) == [True]

@@ -13,8 +13,8 @@ from make.wording import Golden
 
 from horovod_study import cli
 from horovod_study.analysis import paired
+from horovod_study.analysis.compare.comparison import exceeds, interval, timer_cost, way
 from horovod_study.analysis.stats import trimmed_mean
-from horovod_study.analysis.steps.timers import exceeds, interval, timer_cost, way
 from horovod_study.comm import detect, open_backend
 from horovod_study.config.run import LAPS
 from horovod_study.errors import ConfigError

@@ -28,7 +28,7 @@ import pandas as pd
 
 from horovod_study.analysis.costs import moved_share
 from horovod_study.analysis.machine.network import analyze
-from horovod_study.analysis.series.baselines import MOST_EPOCHS, SPEEDUP, impossibilities, impossible
+from horovod_study.analysis.series.culprits import MOST_EPOCHS, SPEEDUP, impossibilities, impossible
 from horovod_study.config.documents import parse_json
 from horovod_study.errors import AnalysisError, DataError, nearest
 from horovod_study.files import unguarded

@@ -18,11 +18,11 @@ from horovod_study.analysis.learning import convergence
 from horovod_study.analysis.machine import resources
 from horovod_study.analysis.series import points as scaling
 from horovod_study.analysis.series.culprits import briefly, of_kind, withheld
-from horovod_study.analysis.series.turns import StudyTurns
+from horovod_study.analysis.series.points import StudyTurns
 from horovod_study.analysis.steps import accounting as steps
 from horovod_study.analysis.steps import attribution
 from horovod_study.analysis.steps import breakdown as laps
-from horovod_study.analysis.sync import boundary, synchronisation
+from horovod_study.analysis.sync import synchronisation
 from horovod_study.errors import AnalysisError
 from horovod_study.records import finite
 
@@ -44,8 +44,6 @@ _TEXTS = (
 )
 
 _OPTIONS = (*scaling.CHOICES, "horovod_defaults")  # empty where another script did not record them
-
-
 _POINTS = ("series", "setting", "partition", "backend", "transport", "workers", "speedup_plain", "missing")
 
 
@@ -71,8 +69,8 @@ class Analysis:
     learning: pd.DataFrame = _table(lambda: convergence.LEARNING_COLUMNS)
     targets: pd.DataFrame = _table(lambda: convergence.TARGET_COLUMNS)
     accounting: pd.DataFrame = _table(lambda: steps.RUN_COLUMNS)
-    nodes: pd.DataFrame = _table(lambda: boundary.NODE_COLUMNS)
-    boundary: pd.DataFrame = _table(lambda: boundary.BOUNDARY_COLUMNS)
+    nodes: pd.DataFrame = _table(lambda: synchronisation.NODE_COLUMNS)
+    boundary: pd.DataFrame = _table(lambda: synchronisation.BOUNDARY_COLUMNS)
     resources: pd.DataFrame = _table(lambda: resources.RESOURCE_COLUMNS)
     quantity_curves: pd.DataFrame = _table(lambda: resources.QUANTITY_CURVE_COLUMNS)
     crossings: pd.DataFrame = _table(lambda: convergence.CROSSING_COLUMNS)
@@ -182,14 +180,22 @@ def analyze(
     points = scaling.scaling_points(table, accounts, turns)
     parts = laps.breakdown(table)
     # `plain`, unless no parallel point has one.
-    known = points.loc[points["backend"] != "serial", ["speedup_plain", "speedup_wrapped"]].notna().any()
-    baseline = "wrapped" if known["speedup_wrapped"] and not known["speedup_plain"] else "plain"
+    there = points.loc[points["backend"] != "serial", ["speedup_plain", "speedup_wrapped"]].notna().any()
+    baseline = "wrapped" if there["speedup_wrapped"] and not there["speedup_plain"] else "plain"
     scaled = table[scaling.measured(table) & (table["backend"] != "serial") & (scaling.texts(table, "apart") == "")]
-    scaled = scaled[boundary.fewest_nodes(scaled)].astype({"samples_per_s": float})
+    scaled = scaled[synchronisation.fewest_nodes(scaled)].astype({"samples_per_s": float})
     names = ["series", "workers", "nodes", "samples_per_s", "repeat", "sync_s", "batch", "train_samples"]
     scaled = scaled[names].rename(columns={"batch": "batch_size"})
     scaled.attrs["unit"] = unit
-    fitted = _fitted(scaled, points, baseline, seed)
+    # Every series is fitted that has the baseline and enough measured worker counts for a law to be tested.
+    known = points[(points["backend"] != "serial") & points[f"speedup_{baseline}"].notna()].groupby(
+        "series", sort=False
+    )
+    tested = known["workers"].nunique() >= recommendation.FEWEST_COUNTS
+    fitted_over: Any = known[f"base_{baseline}_samples_per_s"].first()[tested].to_dict()
+    frame = scaled[scaled["series"].isin(list(fitted_over))]
+    fits = {} if frame.empty else fit_series(frame, baseline_samples_per_s=fitted_over, seed=seed)
+    fitted = {name: fits[name] for name in fitted_over if fits}
     # Every parallel series is forecast in which only the worker count changes.
     chosen = points[(points["backend"] != "serial") & (points["mode"] != "mixed")].drop_duplicates("series")
     settings = dict(zip(chosen["series"], chosen["setting"], strict=True))
@@ -198,10 +204,10 @@ def analyze(
     forecasts = recommendation.outlook(scaled, settings=settings, bases=bases, fits=fitted, room=room, seed=seed)
     learning = convergence.convergence(table, evaluations, targets=targets, baseline=baseline)
     rows = [] if accounting is None else steps.row_doubts(accounting)
-    placed = boundary.over_placements(table)
+    placed = synchronisation.over_placements(table)
     doubts = [*scaling.doubts(table, points, precision), *laps.doubts(table)]
     doubts += [f"{name}: {doubt}." for name, fit in fitted.items() for doubt in fit.contradicted]
-    doubts += of_kind("nodes", (*boundary.jump_doubts(placed), *boundary.fit_doubts(table)))
+    doubts += of_kind("nodes", (*synchronisation.jump_doubts(placed), *synchronisation.fit_doubts(table)))
     doubts += [*of_kind("parts", rows), *learning.doubts, *of_kind("energy", resources.doubts(table))]
     quantities = resources.fit_quantities(table, learning.crossings, seed=seed)
     communicating = synchronisation.parallel(table)
@@ -218,7 +224,7 @@ def analyze(
     usual.append("horovod-study report runs --out analysis")
     made: dict[str, Any] = {"points": points, "breakdown": parts, "curves": _curves(fitted)}
     made |= {"convergence": learning.curves, "learning": learning.learning, "targets": learning.targets}
-    made |= {"nodes": boundary.by_nodes(placed), "boundary": boundary.boundaries(placed)}
+    made |= {"nodes": synchronisation.by_nodes(placed), "boundary": synchronisation.boundaries(placed)}
     made |= {"forecast": forecasts.table, "holdout": forecasts.document, "crossings": learning.crossings}
     made |= {"resources": resources.resources(table), "quantity_curves": resources.quantity_curves(quantities)}
     made |= {"quantities": {"fits": [resources.document(each) for each in quantities]}, "synchronisation": waits}
@@ -255,20 +261,6 @@ def _provenance(runs: pd.DataFrame, table: pd.DataFrame, baseline: str) -> dict[
         if measured[choice].nunique(dropna=False) == 1 and f"{measured[choice].iloc[0]}" != scaling.UNKNOWN
     }
     return told
-
-
-def _fitted(scaled: pd.DataFrame, points: pd.DataFrame, baseline: str, seed: int) -> dict[str, SeriesFit]:
-    """Fit every series that has the baseline and enough measured worker counts for a law to be tested."""
-    bases: dict[str, float] = {}
-    for series, rows in points[points["backend"] != "serial"].groupby("series", sort=False):
-        measured = rows[rows[f"speedup_{baseline}"].notna()]
-        if measured["workers"].nunique() >= recommendation.FEWEST_COUNTS:
-            bases[str(series)] = float(measured[f"base_{baseline}_samples_per_s"].iloc[0])
-    frame = scaled[scaled["series"].isin(list(bases))]
-    if frame.empty:
-        return {}
-    fits = fit_series(frame, baseline_samples_per_s=bases, seed=seed)
-    return {name: fits[name] for name in bases}
 
 
 def _document(name: str, fit: SeriesFit, points: pd.DataFrame, baseline: str, unit: str) -> dict[str, Any]:
@@ -324,7 +316,14 @@ def _findings(table: pd.DataFrame, points: pd.DataFrame, parts: pd.DataFrame, ba
             told = {"series": row["series"], **{name: int(row[name]) for name in ("workers", "repeats")}}
             told |= {"samples_per_s": _number(row["samples_per_s_median"]), **_against(row, baseline)}
             entry["series"].append({**told, "efficiency": _number(row[f"efficiency_{baseline}"])})
-        entry["comparisons"] = [_comparison(table, best, other) for _, other in top.iloc[1:].iterrows()]
+        # The throughput of the fastest over that of the others; resolved is None without an interval.
+        rates = [_of_cell(table, row)["samples_per_s"].to_numpy(np.float64) for _, row in top.iterrows()]
+        entry["comparisons"] = []
+        for name, slow in zip(top["series"][1:], rates[1:], strict=True):
+            ratio = stats.median_ratio(rates[0], slow)
+            ends = {"ratio": np.median(rates[0]) / np.median(slow), "low": ratio.low, "high": ratio.high}
+            told = {"faster": best["series"], "slower": name, **{end: _number(each) for end, each in ends.items()}}
+            entry["comparisons"].append({**told, "resolved": ratio.excludes(1) if ratio.known else None})
         alone = rows[(rows["workers"] == 1) & rows["speedup_plain"].notna()]
         entry["overheads"] = [{"series": row["series"], **_against(row, "plain")} for _, row in alone.iterrows()]
         entry |= {"step": _step(parts, best, baseline), "apart": str(best["apart"]), "withheld": withheld(best)}
@@ -340,15 +339,6 @@ _OUTSIDE = {"share": "outside_share_median", "samples_per_s": "whole_samples_per
 def _against(row: Any, baseline: str) -> dict[str, Any]:
     ends = {"speedup": "", "low": "_low", "high": "_high"}
     return {name: _number(row[f"speedup_{baseline}{end}"]) for name, end in ends.items()}
-
-
-def _comparison(table: pd.DataFrame, best: Any, other: Any) -> dict[str, Any]:
-    """Return the throughput of `best` over that of `other` at equal workers; resolved is None without an interval."""
-    fast, slow = (_of_cell(table, row)["samples_per_s"].to_numpy(np.float64) for row in (best, other))
-    ratio = stats.median_ratio(fast, slow)
-    ends = {"ratio": np.median(fast) / np.median(slow), "low": ratio.low, "high": ratio.high}
-    told = {"faster": best["series"], "slower": other["series"], **{name: _number(end) for name, end in ends.items()}}
-    return {**told, "resolved": ratio.excludes(1) if ratio.known else None}
 
 
 def _of_cell(table: pd.DataFrame, row: Any) -> pd.DataFrame:

@@ -114,7 +114,7 @@ def _timers_arguments(add: Parser) -> None:
 
 def timers(options: argparse.Namespace) -> Result:
     """Measure what measuring costs: timers off, light and strict alternate."""
-    from horovod_study.analysis.steps.timers import exceeds, timer_cost
+    from horovod_study.analysis.compare.comparison import exceeds, timer_cost
     from horovod_study.report.kit.files import write_result
     from horovod_study.report.terminal import timers_text
     from horovod_study.studies.bench import measure_timers

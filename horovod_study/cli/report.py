@@ -179,7 +179,7 @@ def explain(options: argparse.Namespace) -> Result:
 def _steps(options: argparse.Namespace) -> Result:
     """One run: whether its laps add up, which rank is slow, what paused, and what else it recorded."""
     from horovod_study import records
-    from horovod_study.analysis.steps.inspection import inspect
+    from horovod_study.analysis.steps.explanation import inspect
     from horovod_study.report.figures.inspection import result_lines, system_lines, write_inspection, write_system_of
     from horovod_study.report.kit.files import figure_lines
 
@@ -313,8 +313,7 @@ def _predict_arguments(add: Parser) -> None:
 
 def predict(options: argparse.Namespace) -> Result:
     """Fit laws to anybody's points; forecast, score, recommend worker counts."""
-    from horovod_study.analysis.forecast import holdout, recommendation
-    from horovod_study.analysis.forecast.prediction import predict as predict_points
+    from horovod_study.analysis.forecast import prediction, recommendation
     from horovod_study.config.doors import asked
     from horovod_study.records import finite
 
@@ -346,11 +345,11 @@ def predict(options: argparse.Namespace) -> Result:
             " loo: median error of a count left out; step times are relative to one worker; details: --json)",
         ]
         return Result(document={"series": series}, lines=[*(laws_text(*each) for each in series.items()), *notes])
-    forecasts = predict_points(points, workers=options.workers, **known, **batch) if options.workers else {}
+    forecasts = prediction.predict(points, workers=options.workers, **known, **batch) if options.workers else {}
     scores = {}
     if scored:
         hide = None if options.holdout is True else options.holdout
-        scores = holdout.score(points, hide=hide, rolling=options.rolling, **known)
+        scores = prediction.score(points, hide=hide, rolling=options.rolling, **known)
         _refuse(options, "no forecast can be scored", scores)
     answers = {}
     if recommended or not (options.json or len(options.batch or ()) > 1):
@@ -360,7 +359,7 @@ def predict(options: argparse.Namespace) -> Result:
         _refuse(options, "no worker count can be recommended", answers)
     parts = {
         "forecast": {"series": finite(forecasts)},
-        "holdout": holdout.document(scores) if scores else {},
+        "holdout": prediction.scores_document(scores) if scores else {},
         "recommendation": {"series": finite(answers)},
     }
     # One thing asked for is the document; of several, the first is, and the others are keys of it.
@@ -375,8 +374,8 @@ def predict(options: argparse.Namespace) -> Result:
         lines.append(f"{cut(printable(name), 60) or 'all points'}: {unit} with 95 % interval")
         lines += to_lines(table_of(("",) * 4, rows, texts=(2, 3)), indent=2)
         lines += [f"  doubt: {doubt}" for doubt in dict.fromkeys(doubt for one in made for doubt in one.doubts)]
-    lines += [line for name, one in scores.items() for line in holdout.lines(name, one, unit)]
-    lines += holdout.summary_lines(scores) if len(scores) > 1 else []
+    lines += [line for name, one in scores.items() for line in prediction.score_lines(name, one, unit)]
+    lines += prediction.summary_lines(scores) if len(scores) > 1 else []
     only = None if recommended else ("knee",)
     told = (recommendation.lines(name, one, only=only, unit=unit) for name, one in answers.items())
     lines += [line for each in told for line in each]
@@ -447,7 +446,6 @@ def simulate(options: argparse.Namespace) -> Result:
     """Simulate a data-parallel step on up to 10 million workers, and what-ifs."""
     from horovod_study.analysis.simulate import scaling
     from horovod_study.analysis.simulate.calibration import Given, calibrate, largest_of_each_kind, run_times
-    from horovod_study.analysis.simulate.network import network_from
     from horovod_study.config.documents import load_yaml
     from horovod_study.config.doors import asked
     from horovod_study.records import recorded_run
@@ -458,7 +456,7 @@ def simulate(options: argparse.Namespace) -> Result:
     size = runs[0].gradient_bytes if runs and options.gradient_mb is None else (options.gradient_mb or 0.0) * 1e6
     read = read_benches(options.bench, gradient_bytes=size or None)
     benches, set_aside = largest_of_each_kind(read)
-    network = options.network and network_from(load_yaml(options.network), source=str(options.network))
+    network = options.network and scaling.network_from(load_yaml(options.network), source=str(options.network))
     calibration = calibrate(
         said,
         network=network,

@@ -148,7 +148,7 @@ def _lr_range_arguments(add: Parser) -> None:
 
 def lr_range(options: argparse.Namespace) -> Result:
     """Find a learning rate: train once while it rises, and look where the loss falls fastest and where it diverges."""
-    from horovod_study.analysis.learning.lr_range import find_rate
+    from horovod_study.analysis.learning.convergence import find_rate
     from horovod_study.records import finite
     from horovod_study.report.figures.convergence import write_lr_range
     from horovod_study.studies.bench import range_config, run_range

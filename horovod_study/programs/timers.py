@@ -3,8 +3,8 @@
     python -m horovod_study.programs.timers PLAN.json        on every rank, under a launcher; rank 0 answers
 
 One model, one optimiser and one stream of batches make blocks of a few steps, one of each way in a round, in an order
-shuffled again in every round, and only blocks of one round are compared (analysis/steps/timers.py). A way is the clock
-that training has in a timer mode, with a recorder and a file of its own. `off` is there twice: the second one,
+shuffled again in every round, and only blocks of one round are compared (analysis/compare/comparison.py). A way is the
+clock that training has in a timer mode, with a recorder and a file of its own. `off` is there twice: the second one,
 `control`, shows what the method finds where there is nothing to be found. With CUDA graphs, off and light share the
 graphs of the whole step; strict has graphs of its own, of the phases. Rows are written between the blocks, as rarely as
 in training, and that is timed by itself.

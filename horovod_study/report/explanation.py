@@ -11,8 +11,7 @@ from typing import Any
 import pandas as pd
 
 from horovod_study import records
-from horovod_study.analysis.series.points import command_words, scaling_points
-from horovod_study.analysis.series.turns import study_turns
+from horovod_study.analysis.series.points import command_words, scaling_points, study_turns
 from horovod_study.analysis.stats import Interval
 from horovod_study.analysis.steps.breakdown import PARTS
 from horovod_study.analysis.steps.explanation import Explanation, Row, explain

@@ -1,4 +1,4 @@
 """Two configurations compared.
 
-comparison.py  two configurations block by block: which is faster, by how much, and whether the runs can tell
+comparison.py  two configurations, or ways to measure, block by block: which is faster, and whether the runs can tell
 """

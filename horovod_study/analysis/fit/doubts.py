@@ -8,7 +8,7 @@ import numpy as np
 from horovod_study.analysis.fit.form import LawForm
 from horovod_study.analysis.fit.least_squares import Solved, distinct_places
 from horovod_study.analysis.fit.rows import Sample
-from horovod_study.analysis.series.baselines import impossible
+from horovod_study.analysis.series.culprits import impossible
 from horovod_study.analysis.stats import Floats
 from horovod_study.text.words import listed
 

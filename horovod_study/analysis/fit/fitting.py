@@ -35,7 +35,7 @@ from horovod_study.analysis.fit.rows import (
     shortened,
 )
 from horovod_study.analysis.laws import LAWS, QUANTITY_LAWS, Law
-from horovod_study.analysis.series.baselines import Base, base_of, impossibilities
+from horovod_study.analysis.series.culprits import Base, base_of, impossibilities
 from horovod_study.errors import AnalysisError
 from horovod_study.records import COMMANDS, finite
 from horovod_study.text.words import cut, plural

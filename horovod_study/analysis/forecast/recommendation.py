@@ -24,11 +24,19 @@ from horovod_study.analysis import stats
 from horovod_study.analysis.fit.fitting import SeriesFit, fit
 from horovod_study.analysis.fit.form import MAX_WORKERS
 from horovod_study.analysis.fit.rows import by_series, check_points
-from horovod_study.analysis.forecast import holdout
-from horovod_study.analysis.forecast.holdout import planned_per_node
-from horovod_study.analysis.forecast.prediction import Prediction, no_forecast, predict
+from horovod_study.analysis.forecast.prediction import (
+    COMBINED,
+    Prediction,
+    Scores,
+    no_forecast,
+    over_all,
+    planned_per_node,
+    predict,
+    score,
+    summarise,
+)
 from horovod_study.analysis.laws import LAWS, Law
-from horovod_study.analysis.series.baselines import Base, base_of, impossibilities
+from horovod_study.analysis.series.culprits import Base, base_of, impossibilities
 from horovod_study.analysis.stats import Floats
 from horovod_study.config.doors import Number, Options, Whole, wrong
 from horovod_study.errors import AnalysisError
@@ -466,7 +474,6 @@ def next_lines(series: str, step: NextStep, *, most: int = 6) -> list[str]:
 _MULTIPLES = (2, 4, 8)  # times the largest measured worker count
 MEASURED, FORECAST, CURVE = "measured", "forecast", "curve"  # kinds of rows; the last one only draws the line
 FEWEST_COUNTS = 3  # of a forecast or a law of a study: through two points every law passes, and none is tested
-_STUDY_DRAWS = 400  # fewer than for one series at a terminal: a study may have a hundred of them
 
 FORECAST_COLUMNS = (
     *("series", "setting", "kind", "workers", "nodes", "samples_per_s", "low", "high"),
@@ -501,27 +508,27 @@ def outlook(
     says as `no_forecast` why a series has none.
     """
     rows_of_study: list[dict[str, Any]] = []
-    scores: dict[str, holdout.Scores] = {}
+    scores: dict[str, Scores] = {}
     documents: dict[str, Any] = {}
     for name, setting in settings.items():
         own = rows[rows["series"] == name].sort_values(["workers", "samples_per_s"], kind="stable")
         if own.empty:
             continue
         law = (name in fits and fits[name].selected) or ""
-        scores[name] = holdout.score(own, laws=(law,) if law in LAWS else ())[name]
+        scores[name] = score(own, laws=(law,) if law in LAWS else ())[name]
         document = {**finite(scores[name]), "rolling": None, "recommendation": None, "no_forecast": ""}
         if not scores[name].why_not:
             fewer = len(scores[name].hidden) - 1
-            nearer = holdout.score(own, hide=fewer, rolling=True, laws=()) if fewer else {}
-            document["rolling"] = holdout.over_all([scores[name], *nearer.values()], holdout.COMBINED)
+            nearer = score(own, hide=fewer, rolling=True, laws=()) if fewer else {}
+            document["rolling"] = over_all([scores[name], *nearer.values()], COMBINED)
         counts, most = own["workers"].nunique(), (room or {}).get(name)
         if counts < FEWEST_COUNTS:
             document["no_forecast"] = f"{counts} worker count{'s' * (counts > 1)}, and a law is tested by three or more"
         elif odd := [why for why in impossibilities(own, base_of(own).samples_per_s) if "is a part of" not in why]:
             document["no_forecast"] = odd[0]
         else:
-            per_node = holdout.planned_per_node(own)
-            found = recommend(own, workers_per_node=per_node, fits=fits, draws=_STUDY_DRAWS, seed=seed)
+            per_node = planned_per_node(own)
+            found = recommend(own, workers_per_node=per_node, fits=fits, draws=400, seed=seed)
             document["recommendation"] = finite(found[name])
             if most is None or most >= _MULTIPLES[0] * own["workers"].max():
                 own_lines = _study_rows(own, name, bases.get(name), per_node, most)
@@ -537,7 +544,7 @@ def outlook(
     texts = ("series", "setting", "kind", "law", "doubts")
     numbers = {column: "float64" for column in FORECAST_COLUMNS if column not in texts}
     table = table.assign(doubts=table["doubts"].astype(object).fillna("")).astype({**numbers, "workers": "int64"})
-    return Outlook(table=table, document={"series": documents, "summary": holdout.summarise(scores)})
+    return Outlook(table=table, document={"series": documents, "summary": summarise(scores)})
 
 
 def _study_rows(

@@ -1,5 +1,4 @@
-"""What was learned: errors against epochs, samples and seconds.
+"""What was learned.
 
-convergence.py  what the test error did against epochs, samples and seconds, and how soon a target was met
-lr_range.py     the learning-rate range test: where the loss falls fastest while the rate rises, and where it diverges
+convergence.py  what the test error did against epochs, samples and seconds; the learning-rate range test
 """

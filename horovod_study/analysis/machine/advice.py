@@ -30,7 +30,6 @@ _STATE_BYTES = {"adam": 8, "adamw": 8, "sgd": 4}
 """Optimiser state per parameter in float32: two moments of Adam, one momentum."""
 _ACTIVATION_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 """Under autocast the activations are halved; weights, gradients and optimiser state stay in float32, 4 bytes each."""
-_LARGE = 0.1  # a layer with at least this share of the largest layer's parameters is split in tensor parallel
 CLOSE = 0.02  # efficiencies nearer than this are a tie, and the simpler way is advised
 _CHANNELS, _POINTS, _TARGETS, _KERNEL, _POOL = 3, 201, 2, 5, 3  # of the worked example, docs/strain.md
 
@@ -424,7 +423,7 @@ def _ways(case: Case) -> list[dict[str, Any]]:
 
 def _groups(model: LayeredModel) -> list[tuple[int, ...]]:
     """Return the places of the layers to split: the large ones, each with its successor where the two make a pair."""
-    least = _LARGE * max(layer.parameters for layer in model.layers)
+    least = 0.1 * max(layer.parameters for layer in model.layers)
     groups: list[tuple[int, ...]] = []
     for place, layer in enumerate(model.layers):
         if layer.parameters < least or (groups and place in groups[-1]):

@@ -9,7 +9,7 @@ A worker is a GPU where the runs trained on GPUs, and worker hours are GPU hours
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,11 +21,9 @@ from horovod_study.analysis import stats
 from horovod_study.analysis.fit.fitting import QuantityFit, fit_quantity
 from horovod_study.analysis.series import points
 from horovod_study.analysis.series.points import cells_of, measured, numbers, texts, whole_numbers, with_series
-from horovod_study.analysis.sync.boundary import fewest_nodes
+from horovod_study.analysis.sync.synchronisation import fewest_nodes
 from horovod_study.errors import AnalysisError
 from horovod_study.records import facts, finite
-
-_TO_TARGET = ("samples", "train_s", "worker_hours", "energy_j")
 
 _IDENTITY = ("series", "setting", "partition", "backend", "transport", "workers", "nodes", "batch", "global_batch")
 
@@ -51,7 +49,15 @@ def resources(runs: pd.DataFrame) -> pd.DataFrame:
     """
     rows = [_row(cell) for cell in points.cells_of(_completed(runs)) if len(cell)]
     for row in rows:
-        row.update(_against(row, rows))
+        place = points.baseline_place(rows, row, "plain")
+        if place is None or rows[place]["energy_of"] != row["energy_of"] or not len(row["_energy"]):
+            continue
+        base = rows[place]
+        joules, of = base["energy_per_sample_j_median"], stats.median_ratio(row["_energy"], base["_energy"])
+        ratio, speedup = row["energy_per_sample_j_median"] / joules, row["_samples_per_s"] / base["_samples_per_s"]
+        low, high = (1.0, 1.0) if base is row else (of.low, of.high)
+        row |= {"base_energy_per_sample_j": joules, "speedup_per_joule": speedup / ratio}
+        row |= {"energy_ratio": ratio, "energy_ratio_low": low, "energy_ratio_high": high}
     whole = ("workers", "nodes", "batch", "global_batch", "train_samples")
     return points.whole_numbers(pd.DataFrame(rows, columns=list(RESOURCE_COLUMNS)), whole)
 
@@ -92,19 +98,6 @@ def _row(cell: pd.DataFrame) -> dict[str, Any]:
     return row
 
 
-def _against(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return energy and speedup over the plain baseline, if any; speedup_per_joule is speedup / energy ratio."""
-    place = points.baseline_place(rows, row, "plain")
-    if place is None or rows[place]["energy_of"] != row["energy_of"] or not len(row["_energy"]):
-        return {}
-    base = rows[place]
-    joules, of = base["energy_per_sample_j_median"], stats.median_ratio(row["_energy"], base["_energy"])
-    ratio, speedup = row["energy_per_sample_j_median"] / joules, row["_samples_per_s"] / base["_samples_per_s"]
-    low, high = (1.0, 1.0) if base is row else (of.low, of.high)
-    found = {"base_energy_per_sample_j": joules, "speedup_per_joule": speedup / ratio}
-    return found | {"energy_ratio": ratio, "energy_ratio_low": low, "energy_ratio_high": high}
-
-
 def fit_quantities(runs: pd.DataFrame, crossings: pd.DataFrame, *, seed: int = 0) -> list[SimpleNamespace]:
     """Return the laws of every quantity that the parallel series of a run table know at two worker counts or more.
 
@@ -129,7 +122,7 @@ def fit_quantities(runs: pd.DataFrame, crossings: pd.DataFrame, *, seed: int = 0
             found += _one(f"{series}", quantity, math.nan, known, seed)
         own = met[met["series"] == series]
         for target, to_target in own.groupby("target_mse", sort=True):
-            for quantity in _TO_TARGET:
+            for quantity in ("samples", "train_s", "worker_hours", "energy_j"):
                 known = to_target[to_target[quantity].notna()].assign(value=to_target[quantity])
                 found += _one(f"{series}", quantity, float(f"{target}"), known, seed)
     return found

@@ -41,7 +41,6 @@ _RATES = {
 BREAK_S = 0.05  # a shorter pause between two steps is not drawn as a phase
 _GAP_INTERVALS = 2.0
 OTHERS_PERCENT = 25.0
-GROWTH, _GROWTH_MB = 0.05, 20.0
 _ENOUGH = 8  # with fewer samples in the timed steps, means are too uncertain for a doubt
 
 
@@ -196,7 +195,7 @@ def doubts(samples: Mapping[str, SystemSamples], table: pd.DataFrame, totals: Ma
             before, after = quarters[0], quarters[-1]
             # Growth that goes on, and not one step of it: the first evaluation takes memory and keeps it.
             goes_on = min(np.diff(quarters)) > 0.1 * (after - before)  # in each quarter of the run
-            if goes_on and after - before > max(_GROWTH_MB, GROWTH * before):
+            if goes_on and after - before > max(20.0, 0.05 * before):
                 grew = f"grew from {before:,.0f} to {after:,.0f} MB during the timed steps; a longer run may not fit"
                 told.append(f"the own memory of {part} {grew}")
         host_rows = parts["host"]

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from horovod_study.analysis.series.baselines import base_of
-from horovod_study.analysis.series.culprits import of_kind, withheld
+from horovod_study.analysis.series.culprits import base_of, of_kind, withheld
 from horovod_study.analysis.series.points import (
     GIVEN_BASE,
     REPORTED,
@@ -27,12 +26,11 @@ from horovod_study.analysis.series.points import (
     scaling_points,
     with_series,
 )
-from horovod_study.analysis.sync.boundary import fewest_nodes
+from horovod_study.analysis.sync.synchronisation import fewest_nodes
 from horovod_study.config.run import LAPS
 from horovod_study.errors import AnalysisError
 
 POINT_COLUMNS = ("series", "workers", "nodes", "batch_size", "repeat", "samples_per_s", "sync_s")
-_METRICS = ("step_s", "s_per_sample", "sync_s")
 MIN_COUNTS = 5
 """Extra-P asks for so many values of each parameter; with fewer it models, and its authors warn of the result."""
 
@@ -84,7 +82,7 @@ def extra_p(points: pd.DataFrame) -> dict[tuple[int, ...], dict[str, Any]]:
     table["sync_s"] = numbers(table, "sync_s")
     found: dict[tuple[int, ...], dict[str, dict[str, Any]]] = {}
     for series, rows in table.groupby("series", sort=True):
-        for metric in _METRICS:
+        for metric in ("step_s", "s_per_sample", "sync_s"):
             known = rows[np.isfinite(rows[metric])].groupby(rows["workers"].astype(int), sort=True)[metric]
             curve = {int(f"{count}"): values.tolist() for count, values in known}
             if len(curve) > 1:
@@ -99,9 +97,7 @@ def extra_p(points: pd.DataFrame) -> dict[tuple[int, ...], dict[str, Any]]:
 CURVE_POINTS = 1000
 """At most so many points of a curve are made from steps: each is the median, or the rate, of equally many of them."""
 
-HISTORY_COLUMNS = ("tag", "step", "at_s", "value")
 _TIMED = [*(f"{lap}_s" for lap in (*LAPS, "residual", "step")), "sync_host_s"]
-_EVALUATED = ("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "lr")
 
 
 def history(rows: Mapping[int, pd.DataFrame], evaluations: Sequence[Mapping[str, float]]) -> pd.DataFrame:
@@ -114,7 +110,7 @@ def history(rows: Mapping[int, pd.DataFrame], evaluations: Sequence[Mapping[str,
     found = [
         (f"evaluation/{name}", int(each["steps"]), float(each["wall_s"]), float(each[name]))
         for each in evaluations
-        for name in _EVALUATED
+        for name in ("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "lr")
     ]
     if length := min((len(frame) for frame in rows.values()), default=0):
         part = np.arange(length) // -(-length // CURVE_POINTS)
@@ -132,7 +128,7 @@ def history(rows: Mapping[int, pd.DataFrame], evaluations: Sequence[Mapping[str,
             found += [
                 (tag, int(a), float(b), float(c)) for a, b, c in zip(ends["step"], ends["begin_s"], curve, strict=True)
             ]
-    table = pd.DataFrame(found, columns=list(HISTORY_COLUMNS)).sort_values(["tag", "step"], kind="stable")
+    table = pd.DataFrame(found, columns=["tag", "step", "at_s", "value"]).sort_values(["tag", "step"], kind="stable")
     return pd.DataFrame(table[np.isfinite(table["value"])].reset_index(drop=True))
 
 

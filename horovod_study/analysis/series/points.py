@@ -7,36 +7,39 @@ NaN, a point without its baseline has no speedup, and `doubts` says so in words.
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from horovod_study.analysis import stats
+from horovod_study import records
+from horovod_study.analysis import paired, stats
 from horovod_study.analysis.laws.costs import karp_flatt
 from horovod_study.analysis.series.baseline_commands import remedy
-from horovod_study.analysis.series.baselines import OWN, impossibilities
 from horovod_study.analysis.series.culprits import (
     CULPRITS,
+    OWN,
     UNSTEADY,
     culprits,
+    impossibilities,
     incredible,
     of_kind,
     passes,
     unsteady,
     withheld,
 )
-from horovod_study.analysis.series.turns import StudyTurns, against, components
-from horovod_study.analysis.series.turns import doubts as doubts_of_turns
 from horovod_study.config.roles import AS_SHIPPED, Role, named
 from horovod_study.config.run import LAPS
 from horovod_study.config.workload import packaged
 from horovod_study.errors import AnalysisError, refuse
-from horovod_study.records import COMMAND, COMMANDS, rate_unit
+from horovod_study.records import COMMAND, COMMANDS, TurnSlice, rate_unit
 from horovod_study.runtimes import BACKENDS, LIBRARIES, TRANSPORTS
+from horovod_study.text.numbers import percent
 from horovod_study.text.words import listed, plural
 
 DISTINGUISHING, OPTIONS, _OWN_MODEL = packaged().distinguishing, packaged().options, packaged().model
@@ -155,10 +158,15 @@ def with_series(runs: pd.DataFrame) -> pd.DataFrame:
     references = {f"ref_{name}": table[name].astype(float) for name in ("batch", "train_samples")}
     table = table.assign(series="", setting="", mode="single", work=_WORK["single"], **references)
     families = _families(table)
-    told = _telling(table)
+    # Choices in which the runs of a table differ. A learning rate that grows with the workers grows nothing for a plain
+    # worker, and how workers communicate means nothing to it: these tell nothing there. Other models have other options
+    # anyway: differences within a model count.
+    parallel, every = (each.groupby("model") for each in (table[table["backend"] != "serial"], table))
+    of = {name: (parallel if name in _OF_SEVERAL else every)[name].nunique(dropna=False) for name in CHOICES}
+    told = [name for name, counts in of.items() if (counts > 1).any()]
     for name, family in _names(families, told).items():
         index = list(family.rows)
-        texts = [name, _setting(family, told), family.kind.split(",")[0], _WORK[family.kind]]
+        texts = [name, family.setting, family.kind.split(",")[0], _WORK[family.kind]]
         table.loc[index, ["series", "setting", "mode", "work"]] = texts
         if family.kind.startswith("strong"):
             table.loc[index, "ref_batch"] = table.loc[index, "global_batch"]
@@ -290,27 +298,19 @@ def _completed(runs: pd.DataFrame) -> pd.DataFrame:
                     table.loc[labels, column] = fits.iloc[0][column]
             if len(fits):
                 break
-    _like_the_others(table)
+    # Runs of one worker, which average nothing, have the reduction of their settings' runs of several workers where
+    # there is exactly one: what `complete` runs left open, because all of several workers died early.
+    parallel, other = table["backend"] != "serial", [column for column in SETTINGS if column != "reduction"]
+    alone = table.index[parallel & (table["workers"] == 1) & (table["reduction"] == "none")]
+    several = table.loc[parallel & (table["workers"] > 1), list(SETTINGS)].drop_duplicates()
+    single = several[~several.duplicated(other, keep=False)].set_index(other)["reduction"].to_dict()
+    keys = table.loc[alone, other].itertuples(index=False, name=None)
+    table.loc[alone, "reduction"] = [single.get(key, "none") for key in keys]
     table["train_samples"] = table["train_samples"].where(table["train_samples"] != _NO_SIZE)
     batches = table["batch"] * table["workers"]
     table["global_batch"] = table["global_batch"].where(table["global_batch"].notna(), batches)
     table["nodes"] = table["nodes"].where(table["nodes"].notna() | (table["workers"] != 1), 1.0)
     return table
-
-
-def _like_the_others(table: pd.DataFrame) -> None:
-    """Give runs of one worker, which average nothing, the reduction of their settings' runs of several workers.
-
-    Only where there is exactly one: what `complete` runs left open, because all of several workers died early.
-    """
-    parallel, other = table["backend"] != "serial", [column for column in SETTINGS if column != "reduction"]
-    alone = table.index[parallel & (table["workers"] == 1) & (table["reduction"] == "none")]
-    if alone.empty:
-        return
-    several = table.loc[parallel & (table["workers"] > 1), list(SETTINGS)].drop_duplicates()
-    single = several[~several.duplicated(other, keep=False)].set_index(other)["reduction"].to_dict()
-    keys = table.loc[alone, other].itertuples(index=False, name=None)
-    table.loc[alone, "reduction"] = [single.get(key, "none") for key in keys]
 
 
 def _knob_text(value: Any) -> str:
@@ -321,25 +321,27 @@ def _knob_text(value: Any) -> str:
     return value if isinstance(value, str) else f"{value:g}"
 
 
-def _telling(table: pd.DataFrame) -> tuple[str, ...]:
-    """Return the choices in which the runs of a table differ, in the order of CHOICES.
-
-    A learning rate that grows with the workers grows nothing for a plain worker, and how workers communicate means
-    nothing to it: these tell nothing there. Other models have other options anyway: differences within a model count.
-    """
-    parallel = table[table["backend"] != "serial"].groupby("model")
-    every = table.groupby("model")
-    of = {name: (parallel if name in _OF_SEVERAL else every)[name].nunique(dropna=False) for name in CHOICES}
-    return tuple(name for name, counts in of.items() if (counts > 1).any())
-
-
 def _names(families: Sequence[SimpleNamespace], told: Sequence[str]) -> dict[str, SimpleNamespace]:
-    """Return a readable, unique name for each series; settings that distinguish nothing are left out."""
-    plain = [_name(family, told) for family in families]
+    """Return a readable, unique name for each series, which gets its `setting` too; settings that distinguish nothing
+    are left out."""
+    alike: dict[str, list[SimpleNamespace]] = {}
+    for family in families:
+        own, size = family.settings, "unknown" if math.isnan(family.batch) else f"{family.batch:.0f}"
+        serial, kind = own["backend"] == "serial", family.kind.split(",")[0]
+        batch = {"mixed": "mixed batches", "strong": f"global batch {size}"}.get(kind, f"batch {size}")
+        batch = "no steps seen" if own["backend"] == COMMAND else batch
+        precision = {"fp32": "", "auto": "", UNSEEN: f"{UNSEEN} precision"}.get(own["precision"], own["precision"])
+        choices = [each for each in told if f"{own[each]}" != UNKNOWN and not (serial and each in _OF_SEVERAL)]
+        words = [batch, precision, *(OPTIONS[each].say(own[each]) for each in choices)]
+        family.setting = " ".join(filter(None, words))
+        way = own["backend"] if own["transport"] in ("none", "auto") else f"{own['backend']}/{own['transport']}"
+        model = "" if own["model"] in (_OWN_MODEL, REPORTED) else f" {own['model']}"
+        stock = " stock settings" if own["horovod_defaults"] else ""
+        family.name = f"{own['partition']} {way}{model} {family.setting}{stock}"
+        alike.setdefault(family.name, []).append(family)
     names: dict[str, SimpleNamespace] = {}
-    for family, name in zip(families, plain, strict=True):
-        twins = [other for other, its in zip(families, plain, strict=True) if its == name]
-        words = [name]
+    for family in families:
+        twins, words = alike[family.name], [family.name]
         if len({twin.settings["reduction"] for twin in twins}) > 1:
             own, alone = f"{family.settings['reduction']}", {"own": "several processes", "none": "one process"}
             words.append(alone.get(own, own) if family.settings["backend"] == "serial" else own)
@@ -352,31 +354,6 @@ def _names(families: Sequence[SimpleNamespace], told: Sequence[str]) -> dict[str
         more = (f"{whole} #{number}" for number in count(2))
         names[whole if whole not in names else next(each for each in more if each not in names)] = family
     return names
-
-
-def _name(family: SimpleNamespace, told: Sequence[str]) -> str:
-    settings = family.settings
-    way = settings["backend"]
-    if settings["transport"] not in ("none", "auto"):
-        way = f"{way}/{settings['transport']}"
-    stock = " stock settings" if settings["horovod_defaults"] else ""
-    model = "" if settings["model"] in (_OWN_MODEL, REPORTED) else f" {settings['model']}"
-    return f"{settings['partition']} {way}{model} {_setting(family, told)}{stock}"
-
-
-def _setting(family: SimpleNamespace, told: Sequence[str]) -> str:
-    size = "unknown" if math.isnan(family.batch) else f"{family.batch:.0f}"
-    kind = family.kind.split(",")[0]
-    batch = {"mixed": "mixed batches", "strong": f"global batch {size}"}.get(kind, f"batch {size}")
-    batch = "no steps seen" if family.settings["backend"] == COMMAND else batch
-    precision = family.settings["precision"]
-    named = {"fp32": [], "auto": [], UNSEEN: [f"{UNSEEN} precision"]}
-    words = [batch, *named.get(precision, [precision])]
-    for choice in told:
-        value = family.settings[choice]
-        if f"{value}" != UNKNOWN and (choice not in _OF_SEVERAL or family.settings["backend"] != "serial"):
-            words.append(OPTIONS[choice].say(value))
-    return " ".join(filter(None, words))
 
 
 def _sorted(table: pd.DataFrame) -> pd.DataFrame:
@@ -412,7 +389,7 @@ def measured(runs: pd.DataFrame) -> pd.Series:
 
 
 def scaling_points(
-    runs: pd.DataFrame, accounting: pd.DataFrame | None = None, turns: StudyTurns | None = None
+    runs: pd.DataFrame, accounting: pd.DataFrame | None = None, turns: "StudyTurns | None" = None
 ) -> pd.DataFrame:
     """Return one row per cell of the run table: medians over repeats, spread, speedup and efficiency.
 
@@ -441,8 +418,15 @@ def scaling_points(
             over = None if base is None else values[base] / share
             moved = base not in (None, place) and unsteady(rows[base])
             row.update(_against(row, values[place], kind, over, itself=base == place, disturbed=moved))
-            if base not in (None, place):
-                _beside(row, rows[base], kind)
+            # What its baseline differs in; of the plain one, where that is known.
+            if base not in (None, place) and (kind == "plain" or math.isnan(row["base_threads"])):
+                other = rows[base]
+                row["base_threads"] = other["rank_threads"] if row["device"] == "cpu" else math.nan
+                row["base_unsteady"] = row["base_unsteady"] or unsteady(other)
+                whole = row["whole_samples_per_s_median"] / other["whole_samples_per_s_median"]
+                row["speedup_whole"] = math.nan if row["base_unsteady"] else whole
+                if math.isnan(row["data_passes"]):  # the data set has no size: one worker's epoch is once through it
+                    row["data_passes"] = row["epoch_samples_median"] / other["epoch_samples_median"]
             found = turns.estimate(names[place], names[base]) if turns and base not in (None, place) else None
             row |= against(found, kind, row["workers"], row[f"speedup_{kind}"]) if found is not None else {}
             if turns and not row.get("turns_launches", 0.0) > 0:
@@ -470,7 +454,7 @@ def scaling_points(
     return whole_numbers(points, (*counts, "ref_batch", "ref_train_samples")).copy()
 
 
-def levelled(runs: pd.DataFrame, turns: StudyTurns | None) -> pd.DataFrame:
+def levelled(runs: pd.DataFrame, turns: "StudyTurns | None") -> pd.DataFrame:
     """Return the run table with series, in which cells that alternated are as fast as their ratio within rounds says.
 
     Their throughputs are scaled to that ratio times the median of their baseline, the plain one where it is known: the
@@ -615,19 +599,6 @@ _EPOCH_ENDS = {"median": "median", "min": "max", "max": "min", "low": "ci95_high
 """An epoch takes training samples / X: the fastest repeat is the shortest."""
 
 
-def _beside(row: dict[str, Any], base: Mapping[str, Any], kind: str) -> None:
-    """Complete a row with what its baseline differs in; the plain one first."""
-    if kind == "wrapped" and row["base_threads"] == row["base_threads"]:
-        return
-    row["base_threads"] = base["rank_threads"] if row["device"] == "cpu" else math.nan
-    row["base_unsteady"] = row["base_unsteady"] or unsteady(base)
-    row["speedup_whole"] = row["whole_samples_per_s_median"] / base["whole_samples_per_s_median"]
-    if row["base_unsteady"]:
-        row["speedup_whole"] = math.nan
-    if math.isnan(row["data_passes"]):  # the data set has no size: one worker's epoch is once through it
-        row["data_passes"] = row["epoch_samples_median"] / base["epoch_samples_median"]
-
-
 def _why(run: Any, *, status: bool = True) -> str:
     """Return why a run gives no number, in one line, with or without its status in front."""
     reason = "" if pd.isna(run["reason"]) else " ".join(str(run["reason"]).split())
@@ -742,7 +713,15 @@ def doubts(runs: pd.DataFrame, points: pd.DataFrame, precision: float | None = N
         for series, rows in bad.groupby("series", sort=False)
     )
     unseen = named[(named["backend"] == COMMAND) & measured(named)].groupby("series", sort=False)
-    turns = doubts_of_turns(points.to_dict("records"), precision) if "turns_launches" in points or precision else ()
+    unequal = []
+    for _, row in points[(points["workers"] == 1) & (points["backend"] != "serial")].iterrows():
+        off, slower = row["speedup_plain"] - 1, "slower" if row["speedup_plain"] < 1 else "faster"
+        noise = row["speedup_plain_low"] <= 1 <= row["speedup_plain_high"]
+        unsure = " (their repeats scatter too much to be sure)" if noise else ""
+        if abs(off) > 0.05:
+            than = f"one worker inside the library runs {100 * abs(off):.0f} % {slower} than one plain worker{unsure}"
+            unequal.append(f"{row['series']}: {than}: say which of the two a speedup is over.")
+    turns = turn_doubts(points.to_dict("records"), precision) if "turns_launches" in points or precision else ()
     return [
         *of_kind("other", (f"{series}: {command_words(rows['rate_from'])}." for series, rows in unseen)),
         *culprits(known),
@@ -752,7 +731,7 @@ def doubts(runs: pd.DataFrame, points: pd.DataFrame, precision: float | None = N
         *of_kind("missing", _doubt_shared(points)),
         *of_kind("unsteady", (*_flagged(known, "few_repeats"), *_flagged(known, "wide_spread"))),
         *of_kind("superlinear", (*_flagged(known, "superlinear"), *_flagged(known, "superlinear_unresolved"))),
-        *of_kind("baseline", _doubt_unequal_baselines(points)),
+        *of_kind("baseline", unequal),
         *of_kind("versions", _doubt_settings(named)),
         *of_kind("unsteady", turns),
     ]
@@ -801,7 +780,7 @@ def efficiency_doubts(points: pd.DataFrame) -> list[str]:
 
 
 def _doubt_impossible(known: pd.DataFrame) -> Iterator[str]:
-    """Say which throughputs and waits cannot be, by the one table of `analysis.series.baselines`."""
+    """Say which throughputs and waits cannot be, by the one table of `analysis.series.culprits`."""
     names = {"samples_per_s_median": "samples_per_s", "sync_s_median": "sync_s", "batch": "batch_size"}
     for series, rows in known[known["apart"] == ""].groupby("series", sort=False):
         table = rows[["workers", *names]].rename(columns=names)
@@ -915,16 +894,6 @@ def _doubt_shared(points: pd.DataFrame) -> Iterator[str]:
                 yield f"{series}: {lacks}, {why}; analyse the two studies separately to have both."
 
 
-def _doubt_unequal_baselines(points: pd.DataFrame) -> Iterator[str]:
-    for _, row in points[(points["workers"] == 1) & (points["backend"] != "serial")].iterrows():
-        off, slower = row["speedup_plain"] - 1, "slower" if row["speedup_plain"] < 1 else "faster"
-        noise = row["speedup_plain_low"] <= 1 <= row["speedup_plain_high"]
-        unsure = " (their repeats scatter too much to be sure)" if noise else ""
-        if abs(off) > 0.05:
-            than = f"one worker inside the library runs {100 * abs(off):.0f} % {slower} than one plain worker{unsure}"
-            yield f"{row['series']}: {than}: say which of the two a speedup is over."
-
-
 def _doubt_settings(named: pd.DataFrame) -> Iterator[str]:
     good = named[measured(named)]
     for partition, rows in good.groupby("partition", sort=True):
@@ -962,3 +931,152 @@ def worker_counts(workers: Any) -> str:
     numbers = sorted({float(each) for each in workers})
     words = ["?" if math.isnan(each) else f"{each:.0f}" for each in numbers]
     return f"{listed(words)} worker{'' if words == ['1'] else 's'}"
+
+
+# ------------------------------------------ cells that alternated: ratios within rounds in place of ratios of medians
+
+
+class StudyTurns:
+    """The slices of a study by the run that made them, under the names of the run table."""
+
+    def __init__(self, slices: Iterable[paired.Slice]) -> None:
+        """`slices`: their `cell` is the name of the run."""
+        self._of_run: dict[str, list[paired.Slice]] = {}
+        for each in slices:
+            self._of_run.setdefault(each.cell, []).append(each)
+        self._found: dict[tuple[frozenset[str], frozenset[str]], paired.RatioEstimate | None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._of_run)
+
+    def estimate(self, runs: Collection[str], bases: Collection[str]) -> paired.RatioEstimate | None:
+        """Return the ratio of the rates of `runs` to those of `bases`; None where too few launches have both."""
+        asked = frozenset(runs), frozenset(bases)
+        if asked not in self._found:  # several tables ask
+            found = paired.estimate(self._pairs(runs, bases))
+            self._found[asked] = found if found is not None and found.launches > 1 else None
+        return self._found[asked]
+
+    def shared(self, runs: Collection[str], bases: Collection[str]) -> float:
+        """Return 1 where other programs used the machine in most rounds of both, 0 where not, NaN without any round."""
+        both = self._pairs(runs, bases)
+        return float(both.shared) if both.cell else math.nan
+
+    def _pairs(self, runs: Collection[str], bases: Collection[str]) -> paired.Pairs:
+        named = [
+            replace(each, cell=name)
+            for name, group in (("run", runs), ("base", bases))
+            for run in sorted(group)
+            for each in self._of_run.get(run, ())
+        ]
+        return paired.pairs(named, "run", "base")
+
+
+def study_turns(root: Path) -> StudyTurns:
+    """Return the slices of the studies at and below `root`, by the names that runs have in the run table of `root`."""
+    below = records.turns_folders(root)
+    return StudyTurns(made for name, folder in below.items() for made in slices_of(records.read_turns(folder), name))
+
+
+def against(found: paired.RatioEstimate, kind: str, workers: float, value: float) -> dict[str, float]:
+    """Return the columns of a point relative to one baseline (`plain`, `wrapped`) that its estimate decides.
+
+    `value` is the ratio of the throughputs that are shown: that of the estimate where these were scaled to it
+    (`points.levelled`), else by way of the other baseline; then the interval is as wide as that of the estimate.
+    """
+    ratio, by = found.ratio, value / found.ratio.value
+    values = {"": value, "_low": by * ratio.low, "_high": by * ratio.high}
+    return {
+        **{f"speedup_{kind}{end}": value for end, value in values.items()},
+        **{f"efficiency_{kind}{end}": value / workers for end, value in values.items()},
+    }
+
+
+def components(found: paired.RatioEstimate | None) -> dict[str, float]:
+    """Return the columns `turns_...` of a point, of the plain baseline, if any; NaN where it has no estimate."""
+    names = ("launches", "rounds", "set_aside", "shared", "round_sd", "memory", "round_error", "launch_sd", "cancelled")
+    return {f"turns_{name}": math.nan if found is None else float(getattr(found, name)) for name in names}
+
+
+def alternated(points: pd.DataFrame) -> bool:
+    """Return whether some speedup of a table of points is a ratio within rounds."""
+    return "turns_launches" in points.columns and bool(points["turns_launches"].notna().any())
+
+
+def ratios_are(points: pd.DataFrame) -> str:
+    """Return what the speedups of a table of points are, for captions and the page."""
+    if not alternated(points):
+        return "ratios of median throughputs over repeats"
+    alone = points["turns_launches"].isna() & (points["workers"] > 1) & ~points["missing"].astype(bool)
+    medians = ", of median throughputs where a cell did not" if alone.any() else ""
+    return f"ratios within rounds of cells that alternate{medians}"
+
+
+def turn_doubts(points: Iterable[Mapping[Any, Any]], precision: float | None = None) -> list[str]:
+    """Return what is doubtful about ratios from turns, by series; first what is wider than `precision`, if any.
+
+    `precision`: half width of the intervals that the study had as its aim, a share (docs/studies.md).
+    """
+    points = list(points)
+    found = [] if precision is None else _unresolved(points, precision)
+    if (most := max(map(_set_aside, points), default=0.0)) >= 0.1:
+        where = next(f"{row['series']}, {_counts([row])} workers" for row in points if _set_aside(row) == most)
+        aside = f"up to {percent(most)} of the rounds ran beside other programs ({where}) and are set aside"
+        found.append(f"{aside}, in throughputs, steps and their parts as in speedups.")
+    for series in dict.fromkeys(row["series"] for row in points):
+        own = [row for row in points if row["series"] == series]
+        if loud := _counts(row for row in own if row.get("turns_shared") == 1):
+            used = f"other programs used more than {paired.OTHER_LOAD:g} cores in most rounds at {loud} workers"
+            found.append(f"{series}: {used}; these speedups are those of a shared machine, not of a quiet one.")
+        if few := _counts(row for row in own if row.get("turns_launches", math.nan) < paired.LAUNCHES):
+            why = "how much launches differ rests on one difference, so that the intervals are wide"
+            found.append(f"{series}: two launches at {few} workers; {why}; three launches or more narrow them.")
+    return found
+
+
+def _set_aside(row: Mapping[Any, Any]) -> float:
+    """Return which share of the rounds of a point was left out beside other programs.
+
+    It is 0 where none was or that is unknown, and on a machine that is shared in most rounds, which are all counted.
+    """
+    aside = 0.0 if row.get("turns_shared") == 1 else float(row.get("turns_set_aside", math.nan))
+    return aside / (aside + float(row["turns_rounds"])) if aside > 0 else 0.0
+
+
+def _unresolved(points: Iterable[Mapping[Any, Any]], precision: float) -> list[str]:
+    """Return for each series at which worker counts the speedup is not as precise as the study wanted it."""
+    wide: dict[str, list[str]] = {}
+    for row in points:
+        ends = [(row[f"speedup_{kind}_low"], row[f"speedup_{kind}_high"]) for kind in ("plain", "wrapped")]
+        # A baseline has the speedup 1 over itself, without a width.
+        low, high = next((each for each in ends if each[0] < each[1] < math.inf), (math.nan, math.nan))
+        how, half = "", math.log(high / low) / 2
+        if row.get("turns_launches", math.nan) > 0 or low < high:
+            how = "" if half <= precision else f"+- {100 * half:.2g} %"
+        elif row["workers"] > 1 and not row["missing"]:
+            how = "not measured in turns"
+        if how:
+            wide.setdefault(row["series"], []).append(f"{row['workers']:.0f} ({how})")
+    asked = f"not resolved to the +- {100 * precision:.3g} % asked for"
+    further = "workers; the same command goes on with further launches."
+    return [f"{series}: {asked} at {', '.join(counts)} {further}" for series, counts in wide.items()]
+
+
+def _counts(rows: Iterable[Mapping[Any, Any]]) -> str:
+    return ", ".join(f"{row['workers']:.0f}" for row in sorted(rows, key=lambda row: float(row["workers"])))
+
+
+def slices_of(rows: Iterable[TurnSlice], folder: str = ".") -> list[paired.Slice]:
+    """Return the rows of a study's turns.csv as slices by run; `folder`: of the study, below that of the run table."""
+    prefix = "" if folder in ("", ".") else f"{folder}/"
+    return [
+        paired.Slice(
+            launch=f"{prefix}{each.block}/{each.launch:03d}",  # in the order of their numbers
+            round=each.round,
+            cell=f"{prefix}{each.run}",
+            rate=each.samples / (each.end_s - each.begin_s),
+            other_load=math.nan if each.other_load is None else each.other_load,
+        )
+        for each in rows
+        if each.samples > 0
+    ]

@@ -23,18 +23,22 @@ from pydantic import Field
 from horovod_study.analysis import stats
 from horovod_study.analysis.costs import Link, moved_share, rounds
 from horovod_study.analysis.machine.network import all_reduce_at, all_reduces, fits_of
-from horovod_study.analysis.series.baselines import impossible
-from horovod_study.analysis.simulate.network import (
+from horovod_study.analysis.series.culprits import impossible
+from horovod_study.analysis.simulate.scaling import (
     CHOICES,
     MAX_WORKERS,
+    NEGOTIATIONS,
+    Compute,
     Curves,
     Network,
+    Runtime,
+    Scenario,
     Sweep,
     costs,
+    measured,
     small_allreduce_s,
     split,
 )
-from horovod_study.analysis.simulate.scaling import NEGOTIATIONS, Compute, Runtime, Scenario, Spread, measured
 from horovod_study.analysis.steps.rank_steps import BEFORE_SYNC, cycle_s, ready_steps, settings_of
 from horovod_study.config.doors import Number, Options, Text, Whole, one_of
 from horovod_study.errors import AnalysisError, refuse
@@ -231,11 +235,10 @@ def calibrate(
     if "backward_share" not in computing and runs and buckets > 1:
         assumed = "how much of computing is backward is not known of steps in a CUDA graph: half of it is assumed"
         notes.doubts.append(f"{assumed} to make buckets")
-    alpha, bandwidth = (
-        max((spread for each in found if (spread := getattr(each, f"{name}_spread")) is not None), default=None)
-        for name in ("alpha", "bandwidth")
-    )
-    spreads = Spread(compute=spread, alpha=alpha, bandwidth=bandwidth)
+    spreads: dict[str, float | None] = {"compute": spread}
+    for name in ("alpha", "bandwidth"):
+        known = [width for each in found if (width := getattr(each, f"{name}_spread")) is not None]
+        spreads[name] = max(known, default=None)
     told: dict[str, Any] = {"gradient_bytes": size, "network": made, "runtime": runtime, "spread": spreads}
     told |= {"algorithm": given.algorithm, "scaling": given.scaling, "buckets": buckets, "doubts": tuple(notes.doubts)}
     return Scenario(**computing, **told, sources=notes.sources)

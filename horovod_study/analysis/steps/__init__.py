@@ -4,9 +4,8 @@ breakdown.py     where the time of a step goes, what more workers add to it, and
 accounting.py    the complete account of recorded steps, and each run for itself: one row, and its course over time
 attribution.py   what the synchronisation of a step is made of; what communication costs, by leaving it out
 rank_steps.py    step rows of several ranks side by side; which rank is slow, by how much, and in which lap
-inspection.py    one run in detail: whether its laps add up, who was late, and what paused
 timeline.py      Horovod's timeline decomposed: where the time of a collective goes; recorded steps as such events
 traces.py        traces of torch.profiler and records of NCCL Inspector, one file a rank: who is late, what is exposed
-timers.py        what measuring costs, from blocks of steps that alternated
-explanation.py   one page about a run or a study: where the time goes, who is slow, what would help
+explanation.py   one page about a run or a study: where the time goes, who is slow, what would help;
+                 one run in detail: whether its laps add up, who was late, and what paused
 """

@@ -7,9 +7,10 @@ docs/explain.md explains how to read all of it.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Annotated, Any
 
@@ -36,8 +37,6 @@ from horovod_study.errors import AnalysisError, ConfigError, RecordError
 from horovod_study.records import RecordedRun, finite, rows_lost, run_turns, timed_from
 
 Places = NDArray[np.int64]
-_MAX_PARTS = 40  # of a run: as many as a small plot shows
-_PART_STEPS = 8  # of a part: the 90 % quantile of fewer is nearly their maximum
 
 LOADS: Mapping[str, tuple[str, str, bool]] = {
     "cpu_percent_per_rank": ("rank", "cpu_percent", False),
@@ -109,7 +108,8 @@ def runs_table(
 
 def part_places(steps: int) -> Places:
     """Return where the parts of a window of `steps` steps begin, and its end, (P + 1,); larger parts come first."""
-    size, more = divmod(steps, parts := max(1, min(_MAX_PARTS, steps // _PART_STEPS)))
+    # As many parts as a small plot shows; the 90 % quantile of fewer steps is nearly their maximum.
+    size, more = divmod(steps, parts := max(1, min(40, steps // 8)))
     number: Places = np.arange(parts + 1)
     return number * size + np.minimum(number, more)
 
@@ -147,14 +147,9 @@ class Course:
         timed steps."""
         if self._first is None:
             return None
-        columns = {
-            **self._columns,
-            "step_s": self._over(np.mean, "step_s"),
-            "step_s_median": self._over(np.max, "step_s 0.5"),
-            "step_s_p90": self._over(np.max, "step_s 0.9"),
-            "sync_s": self._over(np.mean, "sync_s"),
-            "sync_s_median": self._over(np.mean, "sync_s 0.5"),
-        }
+        columns = {**self._columns, "step_s": self._over(np.mean, "step_s")}
+        columns |= {"step_s_median": self._over(np.max, "step_s 0.5"), "step_s_p90": self._over(np.max, "step_s 0.9")}
+        columns |= {"sync_s": self._over(np.mean, "sync_s"), "sync_s_median": self._over(np.mean, "sync_s 0.5")}
         begin_s, end_s = self._columns["begin_s"], self._columns["end_s"]
         for name, (kind, column, summed) in LOADS.items():  # a sum is known where every device is
             each = [
@@ -169,10 +164,7 @@ class Course:
     def _over(self, how: Callable[..., Any], name: str) -> Floats:
         """Return one value per part over the ranks that have steps there; NaN where one of them does not know it."""
         ranks = np.stack(self._ranks[name])  # (R, P); infinite where a rank has no step
-        here = ~np.isinf(ranks)
-        if here.all():
-            return np.asarray(how(ranks, axis=0), dtype=np.float64)
-        return np.array([how(ranks[here[:, part], part]) for part in range(ranks.shape[1])])
+        return np.array([how(part[~np.isinf(part)]) for part in ranks.T], dtype=np.float64)
 
 
 def by_part(values: Floats, places: Places, quantiles: Sequence[float]) -> tuple[Floats, Floats]:
@@ -180,19 +172,9 @@ def by_part(values: Floats, places: Places, quantiles: Sequence[float]) -> tuple
 
     NaN in a part that holds a NaN, infinite for a part without values.
     """
-    sizes = np.diff(places)
-    means = np.full(len(sizes), math.inf)
-    levels = np.full((len(quantiles), len(sizes)), math.inf)
-    cuts = np.flatnonzero(np.diff(sizes)) + 1  # parts of one size are side by side: one block of rows each
-    for first, after in zip((0, *cuts), (*cuts, len(sizes)), strict=True):
-        size = int(sizes[first])
-        if size == 0:
-            continue
-        block = values[places[first] : places[first] + size * (after - first)].reshape(after - first, size)
-        means[first:after] = block.mean(axis=1)
-        if len(quantiles):
-            levels[:, first:after] = np.quantile(block, quantiles, axis=1)
-    return means, levels
+    parts, nothing = (values[first:after] for first, after in pairwise(places)), [math.inf] * (1 + len(quantiles))
+    table = np.array([[part.mean(), *np.quantile(part, quantiles)] if len(part) else nothing for part in parts]).T
+    return table[0], table[1:]
 
 
 def held(at_s: Floats, values: Floats, begin_s: Floats, end_s: Floats) -> Floats:
@@ -265,8 +247,17 @@ def account_run(run: RecordedRun, *, views: bool = False, profile: bool = False)
     found = RunAccount(run=run.name, outside=None, epoch_steps=math.nan, epoch_samples=math.nan)
     for rank, columns in run.rows.items():
         every = np.asarray(columns["step"])
-        if not ends:
-            vars(found).update(_between(run, columns, every))
+        if not ends:  # what the first rank says of the time outside of steps, and of a whole epoch
+            timed, effective = where(every >= run.first_step), run.record.effective
+            names = ("epoch", "begin_s", "step_s", "residual_s", "samples")
+            *known, samples = (np.asarray(columns[name], dtype=np.float64) for name in names)
+            made, seen = whole_epoch(known[0], np.nan_to_num(samples)) or (math.nan, math.nan)
+            if effective.get("epoch_steps"):
+                made, seen = effective["epoch_steps"], effective["epoch_steps"] * (effective.get("batch") or math.nan)
+            found.epoch_steps, found.epoch_samples = made, seen * run.workers
+            after = float((run.record.totals.get("outside") or {}).get("after_s") or 0.0)
+            known = [each[timed] for each in (*known[:3], np.nan_to_num(known[3]))]
+            found.outside = outside_of(every[timed], *known, waits=run_turns(run.record).before, after_s=after)
         ends[rank] = int(every.max())
         if not (every >= run.first_step).any():
             continue
@@ -292,36 +283,22 @@ def account_run(run: RecordedRun, *, views: bool = False, profile: bool = False)
     found.pop, found.skew_s = None, math.nan
     if run.workers > 1 and len(ranks) == run.workers and not found.incomplete and not found.why_not:
         found.pop, found.skew_s = waiting(align(run.rows, workers=run.workers, from_step=run.first_step))
-    seen, found.why_not_seen, measured = None, "", run.synchronisation is not None  # and worth its arrays
+    viewed, found.why_not_seen, measured = None, "", run.synchronisation is not None  # and worth its arrays
     if (views or measured) and run.workers == 1:
         found.why_not_seen = "one worker synchronises with nobody"
     elif views or measured:
         try:
-            seen = observe_run(run)
+            viewed = observe_run(run)
         except (AnalysisError, RecordError) as error:
             found.why_not_seen = str(error).partition(": ")[2]
-    found.seen = seen if views else None  # arrays as long as the run
-    found.taken = decompose_observation(seen) if seen is not None and measured else None
+    found.seen = viewed if views else None  # arrays as long as the run
+    found.taken = decompose_observation(viewed) if viewed is not None and measured else None
     found.excluded_by, found.left_out = timed_from(run.record)[1], answer_of(run)[0]
     found.notes = tuple(_notes(run, ranks, ends, incomplete=found.incomplete))
     found.open_rank = max((rank for rank in ranks if rank.open_steps), key=lambda rank: rank.gap_s, default=None)
     found.stalls = stalls_over([rank.stalls for rank in ranks])
     found.profile = None if course is None else course.profile(run.system_samples(SAMPLED))
     return found
-
-
-def _between(run: RecordedRun, columns: Mapping[str, Any], every: NDArray[np.int64]) -> dict[str, Any]:
-    """Return what the rows of the first rank say of the time outside of steps, and of a whole epoch."""
-    timed, effective = where(every >= run.first_step), run.record.effective
-    names = ("epoch", "begin_s", "step_s", "residual_s", "samples")
-    epoch, begin_s, step_s, residual_s, samples = (np.asarray(columns[name], dtype=np.float64) for name in names)
-    known = [each[timed] for each in (epoch, begin_s, step_s, np.nan_to_num(residual_s))]
-    made, seen = whole_epoch(epoch, np.nan_to_num(samples)) or (math.nan, math.nan)
-    if effective.get("epoch_steps"):
-        made, seen = effective["epoch_steps"], effective["epoch_steps"] * (effective.get("batch") or math.nan)
-    after = float((run.record.totals.get("outside") or {}).get("after_s") or 0.0)
-    outside = outside_of(every[timed], *known, waits=run_turns(run.record).before, after_s=after)
-    return {"outside": outside, "epoch_steps": made, "epoch_samples": seen * run.workers}
 
 
 AT_ONCE_ROWS = 20_000_000  # of the runs that are taken at a time, whatever the number of threads
@@ -529,13 +506,18 @@ def account(table: pd.DataFrame, runs: Iterable[RunAccount]) -> Accounting:
     cell = [named.loc[known, name] for name in ("series", *CELL)]
     finished = done[known].groupby(cell, dropna=False).transform("any")
     counted = known & (done | ~finished.reindex(named.index, fill_value=True))
-    cells = split(named[counted])
-    return Accounting(
-        runs=tuple(placed),
-        series=dict(zip(named["run"], named["series"], strict=True)),
-        cells=cells,
-        doubts=tuple(_doubts(placed, named, counted)),
-    )
+    doubts = []
+    for run in placed:
+        doubts += [f"{run.run}: {note}" for note in run.notes]
+        if run.why_not and run.state in ("done", "stopped", "running"):
+            doubts.append(f"{run.run}: not accounted for: {run.why_not}")
+        if run.open_rank is not None:
+            doubts.append(f"{run.run}: {open_words(run)}")
+    for name, rows in named[counted & ~done].groupby("series", sort=False):
+        told = f"no run of {worker_counts(rows['workers'])} is finished; what is shown is from unfinished ones"
+        doubts.append(f"{name}: {told}")
+    series = dict(zip(named["run"], named["series"], strict=True))
+    return Accounting(runs=tuple(placed), series=series, cells=split(named[counted]), doubts=tuple(doubts))
 
 
 def mean_skew(runs: pd.DataFrame, accounts: pd.DataFrame | None) -> pd.Series:
@@ -562,19 +544,6 @@ def row_doubts(found: Accounting) -> list[str]:
     return [*doubts, *(f"{each.text}." for each in gate(found, UNEXPLAINED).over if each.kind == "growth")]
 
 
-def _doubts(runs: Sequence[RunAccount], named: pd.DataFrame, counted: "pd.Series[bool]") -> Iterable[str]:
-    for run in runs:
-        for note in run.notes:
-            yield f"{run.run}: {note}"
-        if run.why_not and run.state in ("done", "stopped", "running"):
-            yield f"{run.run}: not accounted for: {run.why_not}"
-        if run.open_rank is not None:
-            yield f"{run.run}: {open_words(run)}"
-    half = named[counted & (named["status"] != "done")]
-    for series, rows in half.groupby("series", sort=False):
-        yield f"{series}: no run of {worker_counts(rows['workers'])} is finished; what is shown is from unfinished ones"
-
-
 def open_words(run: RunAccount) -> str:
     """Return in words where the laps of a run do not add up to its steps."""
     rank = run.open_rank
@@ -587,9 +556,6 @@ def open_words(run: RunAccount) -> str:
     )
 
 
-_PerCent = Annotated[Number, Field(ge=0, le=100)]
-
-
 def allowed_share(text: str) -> float:
     """Return the share, 0..1, that `--max-residual` means: per cent, with or without the sign.
 
@@ -597,7 +563,13 @@ def allowed_share(text: str) -> float:
     0.05 is a share or per cent.
     """
     again = "give per cent from 0 to 100, such as 5%"
-    value = accept(_PerCent, text.strip().removesuffix("%"), "explain", name="--max-residual", again=again)
+    value = accept(
+        Annotated[Number, Field(ge=0, le=100)],
+        text.strip().removesuffix("%"),
+        "explain",
+        name="--max-residual",
+        again=again,
+    )
     if 0 < value < 1 and "%" not in text:
         raise ConfigError(f"--max-residual {text}: may be a share or per cent; write {100 * value:g}% or {value:g}%")
     return float(value) / 100
@@ -641,37 +613,29 @@ def gate(found: Accounting, allowed: float) -> SimpleNamespace:
             sizes = worst.parts_s["residual"], worst.parts_s["step"]
             who, share = f"{place}: rank {worst.rank}", worst.residual.mean
             judge("step", who, "the step", *sizes, share=share, rank=worst.rank, **own)
-    for name, workers, step_s, residual_s, share, why_not in _growths(found.cells):
-        if why_not:
-            not_judged.append(f"{name}: {why_not}")
-            continue
-        growths += 1
-        judge("growth", name, "T(N) - T(1)", residual_s, step_s, share=share, name=name, workers=workers)
-    return SimpleNamespace(
-        allowed=allowed, runs=judged, growths=growths, over=tuple(over), not_judged=tuple(not_judged)
-    )
-
-
-def _growths(cells: pd.DataFrame) -> Iterator[tuple[str, int, float, float, float, str]]:
-    """Yield of each cell of several workers and each baseline that it has: what it is, its workers, T(N) - T(1) and the
-    unexplained part of it in s, its share, and why it is not judged."""
-    several = cells[cells["workers"] > 1]
+    several = found.cells[found.cells["workers"] > 1]
     workers: Any
     for (series, workers, _), rows in several.groupby(["series", "workers", "nodes"], sort=False, dropna=False):
-        by_lap = {row["lap"]: row for row in rows.to_dict("records")}
+        by_lap: dict[Any, Any] = {row["lap"]: row for row in rows.to_dict("records")}
         for kind in BASES:
             step_s, low, high = (by_lap["step"][f"minus_{kind}{end}_s"] for end in ("", "_low", "_high"))
             residual_s, share = by_lap["residual"][f"minus_{kind}_s"], by_lap["residual"][f"growth_{kind}"]
-            why_not = ""
-            if math.isnan(residual_s):
-                why_not = "one side has no residual"
-            elif math.isnan(share):
-                why_not = "T(N) - T(1) is below 2 % of the step"
-            elif low <= 0 <= high:
-                why_not = f"T(N) - T(1) is not beyond chance ({low * 1e3:.3f} to {high * 1e3:.3f} ms)"
-            if not math.isnan(step_s):
-                name = f"{series}, {worker_counts([workers])} over one {kind} worker"
-                yield name, int(workers), step_s, residual_s, share, why_not
+            reasons = {
+                "one side has no residual": math.isnan(residual_s),
+                "T(N) - T(1) is below 2 % of the step": math.isnan(share),
+                f"T(N) - T(1) is not beyond chance ({low * 1e3:.3f} to {high * 1e3:.3f} ms)": low <= 0 <= high,
+            }
+            who = f"{series}, {worker_counts([workers])} over one {kind} worker"
+            if math.isnan(step_s):
+                continue
+            if why_not := next((why for why, holds in reasons.items() if holds), ""):
+                not_judged.append(f"{who}: {why_not}")
+                continue
+            growths += 1
+            judge("growth", who, "T(N) - T(1)", residual_s, step_s, share=share, name=who, workers=int(workers))
+    return SimpleNamespace(
+        allowed=allowed, runs=judged, growths=growths, over=tuple(over), not_judged=tuple(not_judged)
+    )
 
 
 def _percent(share: float) -> str:
@@ -681,9 +645,7 @@ def _percent(share: float) -> str:
 # ------------------------------------------------------------ between the steps, and in some that take far longer
 
 FAR = 10.0  # a step that takes more than so many times the median one has stalled
-_ROUNDED_S = 1e-6  # what sums of stamps are off by
 _MOST = 0.9  # the longest gaps that make up so much of the time say where it is
-_RARE = 1 / 3  # more steps than that are no stalls: a run of two kinds of steps
 
 
 def outside_of(
@@ -710,8 +672,7 @@ def outside_of(
     gaps: Floats = min(ways, key=lambda each: float(-each[each < 0].sum()))
     next_to = (np.diff(step) == 1) & ~np.isin(step[1:], list(waits))
     gaps = np.append(np.where(next_to, gaps, 0.0), after_s)
-    seconds = float(gaps.sum())
-    seconds = seconds if seconds > _ROUNDED_S else 0.0
+    seconds = each if (each := float(gaps.sum())) > 1e-6 else 0.0  # which sums of stamps are off by
     order = np.argsort(-gaps, kind="stable")
     most = int(np.searchsorted(np.cumsum(gaps[order]), _MOST * seconds)) + 1
     longest = np.sort(order[:most])  # places before them
@@ -736,7 +697,7 @@ def stalls_of(step_s: Floats, column: Callable[[str], Floats], laps: Sequence[st
     """
     usual = float(np.median(step_s)) if len(step_s) else math.nan
     places = np.flatnonzero(step_s > FAR * usual) if usual > 0 else np.empty(0, dtype=np.int64)
-    if not 0 < len(places) <= _RARE * len(step_s):
+    if not 0 < len(places) <= len(step_s) / 3:  # more are no stalls: a run of two kinds of steps
         return None
     own = {name: float((values[places] - np.median(values)).sum()) for name in laps if len(values := column(name))}
     excess = float((step_s[places] - usual).sum())
@@ -744,10 +705,9 @@ def stalls_of(step_s: Floats, column: Callable[[str], Floats], laps: Sequence[st
     epoch = column("epoch")
     first = np.diff(epoch, prepend=epoch[:1] - 1) != 0
     cause = next((name for name in (worst, "sync_s") if own.get(name, 0.0) >= excess / 2), "several")
-    found = SimpleNamespace(count=len(places), of=len(step_s), mean_s=excess / len(step_s))
-    found.longest_s, found.lap = float(step_s[places].max()), cause.removesuffix("_s")
-    found.opening = bool(first[places].mean() > 1 / 2)
-    return found
+    told: dict[str, Any] = {"count": len(places), "of": len(step_s), "mean_s": excess / len(step_s)}
+    told |= {"longest_s": float(step_s[places].max()), "lap": cause.removesuffix("_s")}
+    return SimpleNamespace(**told, opening=bool(first[places].mean() > 1 / 2))
 
 
 def stalls_over(ranks: Sequence[SimpleNamespace | None]) -> SimpleNamespace | None:

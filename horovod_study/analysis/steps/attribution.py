@@ -15,7 +15,7 @@ launches. docs/explain.md explains all of it; workload/probes/synchronisation.py
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -38,7 +38,6 @@ every cycle, holds up whatever else uses MPI at that moment: a mean of raw all-r
 RESAMPLES = 2000
 _SAID = ("backend", "transport", "reduction", "workers", "batch")  # by a record
 _SAME = (*_SAID, "arm")  # of repeats
-_GRADIENTS = ("compute_s", "backward_s", "residual_s")
 NO_LAPS = "its steps have no laps"
 SHIPPED = "shipped settings"
 FEWEST_LAUNCHES = 2
@@ -90,9 +89,8 @@ def observe(
     others = [each or 0.0 for each in (effective.get("other_programs_cores") or {}).values()]
     if loads := [each for each in turns.other_load.values() if not math.isnan(each)]:
         others = [float(np.median(loads))]
-    names = [name for name in ("floor_s", "pack_s", "through_s") if bench and bench.get(name) is not None]
-    told: dict[str, Any] = dict.fromkeys(("floor_s", "pack_s", "through_s"))
-    told |= {name: np.asarray((bench or {})[name], dtype=np.float64) for name in names}
+    told: dict[str, Any] = {name: (bench or {}).get(name) for name in ("floor_s", "pack_s", "through_s")}
+    told = {name: None if each is None else np.asarray(each, dtype=np.float64) for name, each in told.items()}
     if bench is not None:
         told |= {"block": int(bench["block"]), "why_not_through": str(bench["why_not_through"])}
         told["one_clock"] = bench["clock"] == "common"
@@ -127,7 +125,9 @@ def observe_run(run: RecordedRun, slices: Iterable[TurnSlice] = ()) -> Observati
     for columns in run.rows.values():
         timed = np.asarray(columns["step"]) >= run.first_step
         rows.append({name: np.asarray(values)[timed] for name, values in columns.items()})
-    unknown = {name for each in rows for name in _GRADIENTS if np.isnan(each[name]).any()}
+    unknown = {
+        name for each in rows for name in ("compute_s", "backward_s", "residual_s") if np.isnan(each[name]).any()
+    }
     refuse(
         run.name,
         (len({len(each["step"]) for each in rows}) > 1, "its ranks recorded different numbers of steps"),
@@ -174,21 +174,26 @@ def parts_of(seen: Observation, *, seed: int = 1) -> dict[str, Part]:
     means = np.concatenate([table.mean(axis=0)[np.newaxis], draws])
     found = dict(zip(columns, means.T, strict=True))
     if together:
-        ranks = range(seen.ready_s.shape[1])
-        found["skew"] = np.mean([found[f"wait {rank}"] for rank in ranks], axis=0)
-        found["steady"] = np.max([found[f"lag {rank}"] for rank in ranks], axis=0)
+        found["steady"] = np.max([each for name, each in found.items() if name.startswith("lag ")], axis=0)
     if seen.floor_s is not None:
         found["floor"] = _undisturbed(seen.floor_s, seen.block, rng)
     for name, samples in (("pack", seen.pack_s), ("through", seen.through_s)):
         if samples is not None:
             found[name] = np.append(samples.mean(), _block_means(samples[:, np.newaxis], seen.block, rng)[:, 0])
-    if together:
-        found["exposed"] = found["sync"] - found["skew"]
-        if (through_s := seen.through_s) is not None and "floor" in found:
-            found["runtime"] = found["through"] - found["floor"]
-            found["least"] = _undisturbed(through_s, seen.block, rng) - found["floor"]
-            found["rest"] = found["runtime"] - found["pack"]
-            found["unexplained"] = found["exposed"] - found["through"]
+    if together and (through_s := seen.through_s) is not None and "floor" in found:
+        found["least"] = _undisturbed(through_s, seen.block, rng) - found["floor"]
+    return found | _derived(seen, found)
+
+
+def _derived(seen: Observation, of: Mapping[str, Floats]) -> dict[str, Floats]:
+    """Return what follows from other quantities, by the names of `parts_of`."""
+    if not seen.together:
+        return {}
+    found = {"skew": np.mean([each for name, each in of.items() if name.startswith("wait ")], axis=0)}
+    found["exposed"] = of["sync"] - found["skew"]
+    if "through" in of and "floor" in of:
+        found["runtime"] = of["through"] - of["floor"]
+        found |= {"rest": found["runtime"] - of["pack"], "unexplained": found["exposed"] - of["through"]}
     return found
 
 
@@ -330,16 +335,12 @@ def _arm(group: Group, base: Group, shipped: Group) -> Arm:
     slowest = max(lag, key=lambda rank: lag[rank].value, default=None)
     # By twice the distance of the lower end: the latest of several is looked at, and neighbouring steps are alike.
     certain = slowest is not None and lag[slowest].value > 2 * (lag[slowest].value - lag[slowest].low)
-    told: dict[str, Any] = {"seconds": parts, "efficiency": efficiency, "over_shipped": over_shipped, "rounds": rounds}
-    told |= {"why_not": why_not, "slow_rank": slowest if certain else None}
-    return Arm(
-        **{name: getattr(first, name) for name in (*_SAME, "hosts", "settings")},
-        runs=tuple(seen.run for seen, _ in group),
-        baseline="one worker alone" if base else "its own step without synchronisation",
-        leave_spread_s=float(np.mean([leave_spread(seen) for seen, _ in group])),
-        cycle_ms=cycle_s(first.settings) * 1e3 or None,
-        **told,
-    )
+    told: dict[str, Any] = {name: getattr(first, name) for name in (*_SAME, "hosts", "settings")}
+    told |= {"seconds": parts, "efficiency": efficiency, "over_shipped": over_shipped, "rounds": rounds}
+    told |= {"why_not": why_not, "slow_rank": slowest if certain else None, "cycle_ms": cycle_s(first.settings) * 1e3}
+    told |= {"baseline": "one worker alone" if base else "its own step without synchronisation"}
+    told["leave_spread_s"] = float(np.mean([leave_spread(seen) for seen, _ in group]))
+    return Arm(**told | {"cycle_ms": told["cycle_ms"] or None}, runs=tuple(seen.run for seen, _ in group))
 
 
 _CASES: Mapping[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
@@ -372,13 +373,9 @@ def _ratio(cell: Group, base: Group, of_cell: Callable[[Any], Any], of_base: Cal
             steps = {each: values[here] for each, values in _by_step(seen).items()}
             columns = {each: np.bincount(place, weights=own) / np.bincount(place) for each, own in steps.items()}
             # What is measured once in a launch, when it has trained.
-            once = ("floor", "pack", "through", "runtime", "least", "rest")
+            once = ("floor", "pack", "through")
             columns |= {each: np.full(len(numbers), parts[each][0]) for each in once if each in parts}
-            if seen.together:
-                columns["skew"] = np.mean([own for each, own in columns.items() if each.startswith("wait ")], axis=0)
-                columns["exposed"] = columns["sync"] - columns["skew"]
-                if "through" in columns:
-                    columns["unexplained"] = columns["exposed"] - columns["through"]
+            columns |= _derived(seen, columns)
             for number, value in zip(numbers.tolist(), value_of(columns).tolist(), strict=True):
                 about: dict[str, Any] = {"launch": seen.turns.launch, "other_load": seen.turns.other_load[number]}
                 slices.append(paired.Slice(round=number, cell=name, rate=value, **about))
@@ -522,16 +519,16 @@ def answer(found: Mapping[str, Any]) -> CommunicationCost:
     grown = {name: estimates.get(f"lap {name}") for name in rank_steps.PARTS}
     # Outside of sync: the laps whose interval is on the side of zero to which the difference goes.
     sign = 1.0 if difference is None or difference.value > 0 else -1.0
-    others = {name: each for name, each in grown.items() if name != "sync" and each is not None}
-    moved = [name for name, each in others.items() if min(sign * each.low, sign * each.high) > 0]
-    outside = tuple(sorted(moved, key=lambda name: -sign * others[name].value))
+    beside = {name: each for name, each in grown.items() if name != "sync" and each is not None}
+    moved = [name for name, each in beside.items() if min(sign * each.low, sign * each.high) > 0]
+    outside = tuple(sorted(moved, key=lambda name: -sign * beside[name].value))
     verdict = _NO_TIMER
     if difference is not None:
         close = AGREE if difference.width <= cost.value else UNRESOLVED
         verdict = DIFFER if difference.excludes(0) else close
     why = str(found["why_no_timer"]) or ("" if sync is not None else "the sync lap was not recorded")
     change = f"{_ms(cost.negated())} longer" if cost.value < 0 else f"{_ms(cost)} shorter"
-    laps_told = ", ".join(f"{name} {_ms(others[name])}" for name in outside)
+    laps_told = ", ".join(f"{name} {_ms(beside[name])}" for name in outside)
     where = f"communication also costs time outside the sync lap ({laps_told or 'no single lap stands out'})"
     if sign < 0:
         shorter = f", or it makes other laps shorter ({laps_told})" if laps_told else ""
@@ -544,26 +541,18 @@ def answer(found: Mapping[str, Any]) -> CommunicationCost:
         sentence += f", the timer says {_ms(estimates['timer'])}: {words}"
     told = {"workers": workers, "pairs": pairs, "steps": int(found["steps"]), "reduction": str(found["reduction"])}
     told |= {"verdict": verdict, "sentence": sentence, "why_no_timer": why, "laps_s": grown, "outside": outside}
-    of = {"step_s": "step", "silent_step_s": "silent step", "ablation_s": "ablation", "timer_s": "timer"}
-    of |= {"difference_s": "difference", "silent_sync_s": "silent sync"}
-    return CommunicationCost(
-        **told,
-        **{name: estimates.get(column) for name, column in of.items()},
-        ranks_s=tuple(estimates[f"rank {rank}"] for rank in range(workers)),
-        doubts=tuple(_ablation_doubts(cost, found)),
-    )
-
-
-def _ablation_doubts(cost: Interval, found: Mapping[str, Any]) -> Iterator[str]:
-    if cost.low <= 0:
-        yield f"leaving communication out changed the step by {_ms(cost)}: no cost was resolved"
-    if found["steps"] < 5:
-        yield f"blocks of {found['steps']} counted steps are short; a run with more steps has longer ones"
-    if (others := found.get("other_cores")) is not None and others >= BUSY_CORES:
-        yield (
-            f"other programs used {others:.1f} cores of a host while this was measured: a rank that waits leaves its "
-            "core to them, one that only computes does not, and so the two kinds of steps were not disturbed alike"
-        )
+    for name in ("step", "silent step", "ablation", "timer", "difference", "silent sync"):
+        told[f"{name.replace(' ', '_')}_s"] = estimates.get(name)
+    others, steps = found.get("other_cores") or 0.0, int(found["steps"])
+    used = f"other programs used {others:.1f} cores of a host while this was measured: a rank that waits leaves its "
+    used += "core to them, one that only computes does not, and so the two kinds of steps were not disturbed alike"
+    doubts = {
+        f"leaving communication out changed the step by {_ms(cost)}: no cost was resolved": cost.low <= 0,
+        f"blocks of {steps} counted steps are short; a run with more steps has longer ones": steps < 5,
+        used: others >= BUSY_CORES,
+    }
+    told["ranks_s"] = tuple(estimates[f"rank {rank}"] for rank in range(workers))
+    return CommunicationCost(**told, doubts=tuple(text for text, holds in doubts.items() if holds))
 
 
 def _ms(each: Interval) -> str:

@@ -228,7 +228,21 @@ def doubts(runs: pd.DataFrame) -> list[str]:
     known = laps.notna().any(axis=1)
     gap = (laps.sum(axis=1) - step).abs() / step
     residual = laps["residual_s"].abs() / step
-    found = [*_recording(table[points.measured(table)])]
+    # What the recording of finished runs doubted itself: lost rows, a steady state not found.
+    finished, found = table[points.measured(table)], list[str]()
+    lost, texts = points.numbers(finished, "rows_lost").fillna(0), points.texts(finished, "steady_doubt")
+    for series, rows in finished[lost > 0].groupby("series", sort=False):
+        which = f"{lost[rows.index].sum():.0f} step rows of {plural(len(rows), 'run')}"
+        where = f"{points.worker_counts(rows['workers'])} are lost (the disk was full)"
+        found += of_kind("missing", [f"{series}: {which} at {where}; the parts are those of the others."])
+    apart = points.texts(finished, "apart") != ""  # of which culprits.told says what the recorder says beside
+    texts = texts.mask(apart, texts.str.extract(f"({UNSTEADY}.*)", expand=False).fillna(""))
+    for series, rows in finished[texts != ""].groupby("series", sort=False):
+        told, which = texts[rows.index].iloc[0].rstrip("."), "1 run"
+        if len(rows) > 1:
+            which = f"{len(rows)} of {(finished['series'] == series).sum()} runs"
+            told = f"step time drifts; the first: {told.removeprefix('the run is not steady: ')}"
+        found += of_kind("unsteady", [f"{series}: {which} at {points.worker_counts(rows['workers'])}: {told}."])
     captured = good[points.CAPTURED].notna()
     ordinary = good[~captured & good[["forward_s", "backward_s"]].notna().any(axis=1)]
     if captured.any() and not ordinary.empty:
@@ -247,28 +261,6 @@ def doubts(runs: pd.DataFrame) -> list[str]:
         where = points.worker_counts(rows["workers"])
         found.append(f"{series}: {share} at {where} is unexplained (outside every lap).")
     return of_kind("parts", found)
-
-
-def _recording(good: pd.DataFrame) -> Iterator[str]:
-    """Return the doubts that the recording of finished runs had itself: lost rows, a steady state not found."""
-    if "rows_lost" in good.columns:
-        lost = pd.to_numeric(good["rows_lost"]).fillna(0)
-        short = (
-            f"{series}: {lost[rows.index].sum():.0f} step rows of {plural(len(rows), 'run')} at "
-            f"{points.worker_counts(rows['workers'])} are lost (the disk was full); the parts are those of the others."
-            for series, rows in good[lost > 0].groupby("series", sort=False)
-        )
-        yield from of_kind("missing", short)
-    if "steady_doubt" in good.columns:
-        texts = good["steady_doubt"].fillna("").astype(str)
-        apart = points.texts(good, "apart") != ""  # of which culprits.told says what the recorder says beside
-        texts = texts.mask(apart, texts.str.extract(f"({UNSTEADY}.*)", expand=False).fillna(""))
-        for series, rows in good[texts != ""].groupby("series", sort=False):
-            told, runs = texts[rows.index].iloc[0].rstrip("."), "1 run"
-            if len(rows) > 1:
-                runs = f"{len(rows)} of {(good['series'] == series).sum()} runs"
-                told = f"step time drifts; the first: {told.removeprefix('the run is not steady: ')}"
-            yield from of_kind("unsteady", [f"{series}: {runs} at {points.worker_counts(rows['workers'])}: {told}."])
 
 
 # ------------------------------------------------------------------------ from the ideal step to the measured one

@@ -11,7 +11,7 @@ first step has no synchronisation before it (a barrier, an evaluation, a checkpo
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import SimpleNamespace
@@ -199,6 +199,14 @@ def align(
             places[rank] = np.arange(len(rows[rank]["step"]))[places[rank]][np.searchsorted(own, common)]
     few = f"has fewer than {max(1, fewest):,} recorded steps from step {from_step:,} on"
     whys = {rank: (missing or {}).get(rank, few) for rank in range(workers) if rank not in steps}
+    notes = []
+    for why in dict.fromkeys(whys.values()):
+        notes.append(f"left out: {rank_words([rank for rank in whys if whys[rank] == why])}: {why}")
+    most = max(len(own) for own in steps.values())
+    if most > len(common):
+        short = rank_words([rank for rank, own in steps.items() if len(own) < most])
+        lack = f"up to {most - len(common):,} steps fewer than the others"
+        notes.append(f"{short}: {lack}; only the {len(common):,} steps that all have are compared")
     found = RankSteps(
         workers=workers,
         hosts=tuple(hosts[rank] if rank < len(hosts) >= workers else "" for rank in places),
@@ -208,7 +216,7 @@ def align(
         epoch=np.asarray(epoch, dtype=np.int64),
         known=frozenset(),
         follows=np.concatenate([[False], (np.diff(common) == 1) & (np.diff(epoch) == 0)]),
-        notes=tuple(_left_out(steps, common, whys)),
+        notes=tuple(notes),
     )
     # Columns that all ranks know, and the largest gap before each step but the first, of one rank after the other.
     known, two_clocks = {"begin_s", *(f"{lap}_s" for lap in PARTS)}, False
@@ -223,19 +231,6 @@ def align(
         allowed = GAP_STEPS * float(np.median(found.step_s)) if two_clocks else GAP_S
         found.follows[1:] &= apart_s <= allowed
     return replace(found, known=frozenset(known))
-
-
-def _left_out(
-    steps: Mapping[int, NDArray[np.int64]], common: NDArray[np.int64], whys: Mapping[int, str]
-) -> Iterator[str]:
-    """Yield which ranks, with `whys`, and steps are not among `common`; `steps`: those of each rank that is."""
-    for why in dict.fromkeys(whys.values()):
-        yield f"left out: {rank_words([rank for rank in whys if whys[rank] == why])}: {why}"
-    most = max(len(own) for own in steps.values())
-    if most > len(common):
-        short = rank_words([rank for rank, own in steps.items() if len(own) < most])
-        lack = f"up to {most - len(common):,} steps fewer than the others"
-        yield f"{short}: {lack}; only the {len(common):,} steps that all have are compared"
 
 
 def where(there: NDArray[np.bool_]) -> slice | NDArray[np.int64]:
@@ -266,8 +261,6 @@ def rank_words(ranks: Sequence[int]) -> str:
 # --------------------------------------------------------------------------------------------------- which rank is slow
 
 WORTH = 0.01  # a lateness below this share of the step is not worth mentioning
-_BLOCKS = (8, 20)
-_STEPS_PER_BLOCK = 25
 _MOST_OF_IT = 0.5
 _COMPUTING = ("compute", "forward", "backward", "update")
 CAUSES = {
@@ -378,7 +371,7 @@ def find_stragglers(rows: RankSteps) -> Stragglers:
     # Without the synchronisation `own` is a part of the step only.
     whole = rows.step_s[rows.follows] if rows.sync_s is None else own + rows.sync_s[rows.follows]
     period = float(whole.mean())
-    count = min(max(steps // _STEPS_PER_BLOCK, _BLOCKS[0]), _BLOCKS[1])
+    count = min(max(steps // 25, 8), 20)
     blocks = np.array_split(np.arange(steps), count)
     found = [_lateness(place, rows, table, waits, blocks, WORTH * period) for place in range(len(rows.ranks))]
     longest_s = max((each.cause_s for each in found if each.cause not in ("", "data")), default=0.0)
@@ -406,82 +399,53 @@ def _lateness(
     place: int, rows: RankSteps, table: Floats, waits: Floats, blocks: list[NDArray[np.int64]], worth_s: float
 ) -> Lateness:
     """Compare the rank at a place with the others; it is named from a lateness of `worth_s` on."""
-    laps, own = rows.told_laps(), table.sum(axis=0)
+    laps, own, ranks, freedom = rows.told_laps(), table.sum(axis=0), len(rows.ranks), len(blocks) - 1.0
     # The middle one of the others: the mean of two where their number is even.
     others = [each for each in np.argsort(own.mean(axis=0), kind="stable") if each != place]
     middle = others[(len(others) - 1) // 2 : len(others) // 2 + 1]
-    later = _Later(laps, table[:, :, place], table[:, :, middle], blocks, ranks=len(rows.ranks))
-    total, error = later.over(_mean, laps)
-    mean = stats.around(total, error, later.freedom)
-    certain_s = total - stats.t_quantile(1 - 0.025 / len(rows.ranks), later.freedom) * error
-    cause, there, balanced = later.cause(worth_s, named=certain_s > 0 and total >= worth_s)
-    last = waits <= 0  # (F, R)
-    share = float((last[:, place] / last.sum(axis=1)).mean())
-    last_p = stats.binomial_tail(round(share * len(last)), len(last), 1 / len(rows.ranks))
-    own_s, wait_s = (float(each[:, place].mean()) for each in (own, waits))
-    found = Lateness(rank=rows.ranks[place], host=rows.hosts[place], own_s=own_s, wait_s=wait_s)
-    vars(found).update(last_share=share, last_p=last_p, laps_s={lap: later.mean([lap]).value for lap in laps})
-    vars(found).update(cause=cause, quickest_s=later.over(_floor, laps)[0], value_s=total, low_s=mean.low)
-    vars(found).update(high_s=mean.high, certain_s=certain_s, balanced=balanced)
-    vars(found).update(there.named("cause_s", "cause_low_s", "cause_high_s"))
-    return found
+    compared = table[:, :, [place, *middle]]  # (laps, F, 2 or 3)
 
-
-class _Later:
-    """By how much one of R ranks is later than the others in each of L laps of F steps, in s."""
-
-    def __init__(
-        self, laps: Sequence[str], own: Floats, middle: Floats, blocks: list[NDArray[np.int64]], *, ranks: int
-    ) -> None:
-        """`own` has shape (L, F), `middle` (L, F, 1 or 2): of the middle ones of the others."""
-        self._laps, self._own, self._middle, self._blocks, self._ranks = laps, own, middle, blocks, ranks
-        self.freedom = len(blocks) - 1.0
-
-    def over(self, rule: Callable[[Floats, Floats], float], laps: Sequence[str]) -> tuple[float, float]:
+    def over(rule: Callable[[Floats, Floats], float], which: Sequence[str]) -> tuple[float, float]:
         """Return what `rule` makes of these laps together, of (F,) and (F, 1 or 2), with its standard error."""
-        places = [self._laps.index(lap) for lap in laps]
-        own, middle = self._own[places].sum(axis=0), self._middle[places].sum(axis=0)
-        of_blocks = np.array([rule(own[each], middle[each]) for each in self._blocks])
-        return float(rule(own, middle)), float(stats.standard_error(of_blocks))
+        both = compared[[laps.index(lap) for lap in which]].sum(axis=0)
+        whole, *of_blocks = (rule(each[:, 0], each[:, 1:]) for each in (both, *(both[block] for block in blocks)))
+        return float(whole), float(stats.standard_error(of_blocks))
 
-    def mean(self, laps: Sequence[str]) -> stats.Interval:
-        """Return by how much the rank is later in these laps together, as a mean over steps."""
-        return stats.around(*self.over(_mean, laps), self.freedom)
-
-    def _usual(self, laps: Sequence[str]) -> tuple[float, float]:
+    def usual(which: Sequence[str]) -> tuple[float, float]:
         """Return by how much the rank is usually later in these laps together, with its standard error.
 
         It is the floor, where that is the more certain one and the median agrees: the same in every step. Else, as of
         a rank that is late in most steps only, it is the median.
         """
-        median, error = self.over(lambda own, middle: float(np.median(own - middle.mean(axis=1))), laps)
-        floor, floor_error = self.over(_floor, laps)
-        agrees = abs(floor - median) <= stats.t_quantile(0.975, self.freedom) * error
+        median, error = over(lambda own, middle: float(np.median(own - middle.mean(axis=1))), which)
+        floor, floor_error = over(_floor, which)
+        agrees = abs(floor - median) <= stats.t_quantile(0.975, freedom) * error
         return (floor, floor_error) if agrees and floor_error < error else (median, error)
 
-    def cause(self, worth_s: float, *, named: bool) -> tuple[str, stats.Interval, bool]:
-        """Return where the rank is longer, by how much there, and whether other laps make up for it; "": nowhere.
-
-        `named`: that it is late is known from the mean of all laps.
-        """
-        usual = {lap: self._usual([lap]) for lap in self._laps}
-        # Each lap is looked at by its median and by its floor.
-        margin = stats.t_quantile(1 - 0.025 / (2 * self._ranks * len(self._laps)), self.freedom)
-        sure = {lap: value for lap, (value, error) in usual.items() if value > margin * error}
-        there_s, rest = sum(sure.values()), [lap for lap in self._laps if lap not in sure]
-        made_up_for = bool(rest) and self.mean(rest).high < -_MOST_OF_IT * there_s
-        whole = self.mean(self._laps).value
-        by_lap = there_s >= worth_s and not (named and (made_up_for or there_s < _MOST_OF_IT * whole))
-        if not (by_lap or named):
-            return "", stats.Interval(value=math.nan), False
-        means = sure if by_lap else {lap: self.mean([lap]).value for lap in self._laps}
-        cause = _where(means, there_s if by_lap else whole)
-        laps = [cause] if cause in self._laps else self._laps
-        if cause == "computing":
-            laps = [lap for lap in self._laps if lap in _COMPUTING]
-        if by_lap:
-            return cause, stats.around(*self._usual(laps), self.freedom), made_up_for
-        return cause, self.mean(laps), False
+    total, error = over(_mean, laps)
+    certain_s = total - stats.t_quantile(1 - 0.025 / ranks, freedom) * error
+    named = certain_s > 0 and total >= worth_s  # known from the mean of all laps
+    means, usually = {lap: over(_mean, [lap])[0] for lap in laps}, {lap: usual([lap]) for lap in laps}
+    # Each lap is looked at by its median and by its floor.
+    margin = stats.t_quantile(1 - 0.025 / (2 * ranks * len(laps)), freedom)
+    sure = {lap: value for lap, (value, error) in usually.items() if value > margin * error}
+    there_s, rest = sum(sure.values()), [lap for lap in laps if lap not in sure]
+    made_up_for = bool(rest) and stats.around(*over(_mean, rest), freedom).high < -_MOST_OF_IT * there_s
+    by_lap = there_s >= worth_s and not (named and (made_up_for or there_s < _MOST_OF_IT * total))
+    cause, there = "", stats.Interval(value=math.nan)
+    if by_lap or named:
+        cause = _where(sure if by_lap else means, there_s if by_lap else total)
+        late = {"computing": [lap for lap in laps if lap in _COMPUTING]}.get(cause, [cause] if cause in laps else laps)
+        there = stats.around(*(usual(late) if by_lap else over(_mean, late)), freedom)
+    last = waits <= 0  # (F, R)
+    share = float((last[:, place] / last.sum(axis=1)).mean())
+    own_s, wait_s = (float(each[:, place].mean()) for each in (own, waits))
+    found = Lateness(rank=rows.ranks[place], host=rows.hosts[place], own_s=own_s, wait_s=wait_s)
+    last_p = stats.binomial_tail(round(share * len(last)), len(last), 1 / ranks)
+    vars(found).update(last_share=share, last_p=last_p, laps_s=means, cause=cause, quickest_s=over(_floor, laps)[0])
+    vars(found).update(stats.around(total, error, freedom).named("value_s", "low_s", "high_s"), certain_s=certain_s)
+    vars(found).update(there.named("cause_s", "cause_low_s", "cause_high_s"), balanced=by_lap and made_up_for)
+    return found
 
 
 def _mean(own: Floats, middle: Floats) -> float:

@@ -159,7 +159,14 @@ def decompose(events: Sequence[Mapping[str, Any]], *, source: str, doubts: Itera
     median_s = float(np.median(np.diff(cycles))) if len(cycles) > 1 else None
     told.operations, told.cycles = operations, {"count": len(cycles), "median_s": median_s}
     told.last_rank = dict(sorted(last.items())) or None
-    told.tensors, told.table, told.doubts = _tensors(moved), _table(pieces, steps), [*doubts, *said]
+    sums = moved.groupby(["tensor", "phase"])["s"].sum().unstack(fill_value=0)
+    sums = sums.reindex(index=moved["tensor"].unique(), columns=PHASES, fill_value=0.0).rename_axis(columns=None)
+    count = moved.groupby("tensor")["place"].nunique().reindex(sums.index)
+    means = sums.div(count, axis=0)
+    order = means.sum(axis=1).sort_values(ascending=False, kind="stable").index
+    told.tensors = means.add_suffix("_s").assign(collectives=count).loc[order].reset_index(names="tensor")
+    told.tensors = told.tensors[["tensor", "collectives", *(f"{phase}_s" for phase in PHASES)]]
+    told.table, told.doubts = _table(pieces, steps), [*doubts, *said]
     return told
 
 
@@ -232,15 +239,6 @@ def _table(pieces: pd.DataFrame, steps: int) -> pd.DataFrame:
     table = table.assign(per_step_s=table["total_s"] / steps, share=(table["total_s"] / whole).where(whole > 0, 0.0))
     order = (table["phase"].map(PHASES.index), of_tensor.ngroup(), table["collective"].isin(_UNTIMED))
     return table.iloc[np.lexsort(order)].reset_index(drop=True)
-
-
-def _tensors(moved: pd.DataFrame) -> pd.DataFrame:
-    sums = moved.groupby(["tensor", "phase"])["s"].sum().unstack(fill_value=0)
-    sums = sums.reindex(index=moved["tensor"].unique(), columns=PHASES, fill_value=0.0).rename_axis(columns=None)
-    counts = moved.groupby("tensor")["place"].nunique().reindex(sums.index)
-    order = sums.div(counts, axis=0).sum(axis=1).sort_values(ascending=False, kind="stable").index
-    table = sums.div(counts, axis=0).add_suffix("_s").assign(collectives=counts).loc[order].reset_index(names="tensor")
-    return table[["tensor", "collectives", *(f"{phase}_s" for phase in PHASES)]]
 
 
 # ------------------------------------------------------------------------------------- recorded steps as such events

@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.series.baselines import impossible
+from horovod_study.analysis.series.culprits import impossible
 from horovod_study.analysis.stats import Floats, Interval
 from horovod_study.config.documents import MAX_JSON_BYTES, open_file, parse_json, shown
 from horovod_study.errors import AnalysisError, DataError

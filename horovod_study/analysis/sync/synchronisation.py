@@ -6,10 +6,10 @@ Student's t on logarithms around it. Unknown is NaN. docs/metrics.md defines all
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations, pairwise
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,18 +23,18 @@ from horovod_study.analysis.series.points import (
     CAPTURED,
     CHOICES,
     KNOBS,
+    REPORTED,
     SETTINGS,
+    StudyTurns,
     measured,
     numbers,
     texts,
     with_series,
     worker_counts,
 )
-from horovod_study.analysis.series.turns import StudyTurns
 from horovod_study.analysis.stats import MIN_REPEATS, Floats, Interval
 from horovod_study.analysis.steps import breakdown
-from horovod_study.analysis.sync import boundary
-from horovod_study.analysis.sync.boundary import hidden_note
+from horovod_study.analysis.steps.breakdown import difference_interval
 from horovod_study.config.roles import Role
 from horovod_study.config.workload import packaged
 from horovod_study.errors import AnalysisError
@@ -88,7 +88,7 @@ def synchronisation(runs: pd.DataFrame) -> pd.DataFrame:
         with np.errstate(divide="ignore", invalid="ignore"):
             share = np.where(step > 0, sync / step, math.nan)
         usable = batches if batches > 0 else math.nan
-        hidden = boundary.hidden_note(cell)
+        hidden = hidden_note(cell)
         if np.isnan(sync).any() and not np.isfinite(step).all():
             hidden = breakdown.NOTES["off"]
         alone = breakdown.NOTES["alone"] if int(first["workers"]) == 1 else ""
@@ -113,7 +113,7 @@ def fits(runs: pd.DataFrame, *, seed: int = 0) -> dict[str, QuantityFit]:
     table = table[(table["workers"] > 1) & (table["sync_s"].astype(float) > 0)]
     if table.empty:
         return {}
-    table = table[boundary.fewest_nodes(table)]
+    table = table[fewest_nodes(table)]
     found = {}
     for series, own in table.groupby("series", sort=False):
         if own["workers"].nunique() < 2:
@@ -229,7 +229,6 @@ CYCLE_COLUMNS = (
 share_at_default: what part of sync is cycle when the cycle is _DEFAULT_CYCLE_S."""
 
 AS_EXPECTED, _NO_EFFECT, OTHERWISE, OPEN = "as the cycle explains", "no effect", "otherwise", "not resolved"
-_CYCLE_KEYS = ("series", "batch", "train_samples", "workers", "nodes", "per_node", "idle")
 
 
 def cycle_shares(runs: pd.DataFrame) -> pd.DataFrame:
@@ -253,7 +252,7 @@ def cycle_shares(runs: pd.DataFrame) -> pd.DataFrame:
     table = parallel(table)
     table = table[table["_cycle_s"].notna() & (table["workers"] > 1) & (table["backend"] == "horovod")]
     rows = []
-    for _, cell in table.groupby(list(_CYCLE_KEYS), sort=False, dropna=False):
+    for _, cell in table.groupby([*_KEYS, "idle"], sort=False, dropna=False):
         known = cell[cell["sync_s"].astype(float).notna()]
         if known["_cycle_s"].nunique() < 2:
             continue
@@ -373,51 +372,45 @@ def transports(runs: pd.DataFrame, turns: StudyTurns | None = None) -> pd.DataFr
     """
     rows: list[dict[str, Any]] = []
     table = parallel(runs)
-    if len(table[["backend", "transport"]].drop_duplicates()) < 2:
-        return pd.DataFrame(columns=list(TRANSPORT_COLUMNS))
-    for a, b in _rivals(table):
-        # What is unknown comes last.
-        order = sorted(a, key=lambda key: [(value is None, 0 if value is None else value) for value in key])
-        shared = [(key, a[key], b[key]) for key in order if key in b]
-        for quantity in ("samples_per_s", "sync_s"):
-            own = [_transport_row(quantity, *pair) for key, *pair in shared if quantity != "sync_s" or key[0] > 1]
-            if turns and quantity == "samples_per_s":
-                for row, (_, one, other) in zip(own, shared, strict=True):
-                    found = turns.estimate(set(other["run"]), set(one["run"]))
-                    if found is None or found.ratio is None or not (found.ratio.known and row["pairs"]):
-                        continue
-                    ends = found.ratio.named("ratio", "ratio_low", "ratio_high")
-                    row |= ends | {"pairs": found.launches, "p": found.ratio.p, "test": ROUNDS}
-                    for name, end in ends.items():
-                        row[name.replace("ratio", "difference")] = row.get("a_value", math.nan) * (end - 1)
-                    # As if each launch were a pair: the scatter of pairs that would give this interval.
-                    quantile = stats.t_quantile((1 + found.ratio.level) / 2, found.launches - 1.0)
-                    row["_log_sd"] = found.half_width * math.sqrt(found.launches) / quantile
-            rows += _judged([row for row in own if row["pairs"] or row["note"]])
+    table = table.assign(_way=table["backend"] + "/" + table["transport"])
+    for _, camp in table.groupby([*_ALIKE, "setting"], sort=False, dropna=False):
+        for one, other in combinations(camp["series"].unique(), 2):
+            both = camp[camp["series"].isin([one, other])]
+            if both["_way"].nunique() < 2:
+                continue
+            # What is unknown comes last.
+            cells = (own.groupby("series") for _, own in both.groupby(list(_CELL), dropna=False))
+            shared = [tuple(own.get_group(name) for name in (one, other)) for own in cells if len(own) > 1]
+            for quantity in ("samples_per_s", "sync_s"):
+                pairs = [pair for pair in shared if quantity != "sync_s" or pair[0]["workers"].iloc[0] > 1]
+                own = [_transport_row(quantity, *pair) for pair in pairs]
+                if turns and quantity == "samples_per_s":
+                    own = [row | _within_rounds(row, turns, *pair) for row, pair in zip(own, pairs, strict=True)]
+                rows += _judged([row for row in own if row["pairs"] or row["note"]])
     whole = dict.fromkeys(("workers", "pairs", "unpaired"), "int64")
     return pd.DataFrame(rows, columns=list(TRANSPORT_COLUMNS)).astype(whole)
 
 
-def _rivals(table: pd.DataFrame) -> Iterator[tuple[dict[Any, pd.DataFrame], dict[Any, pd.DataFrame]]]:
-    """Yield the cells of every two series of equal settings but for backend and transport, by _CELL."""
-    camps: dict[tuple[Any, ...], list[dict[Any, pd.DataFrame]]] = {}
-    for _, own in table.groupby("series", sort=False):
-        first = own.iloc[0]
-        # What is not known is equal to itself: None, and not NaN.
-        alike = tuple(None if first[name] != first[name] else first[name] for name in (*_ALIKE, "setting"))
-        by_cell = own.groupby(list(_CELL), sort=False, dropna=False)
-        cells = {tuple(None if e != e else e for e in key): cell for key, cell in by_cell}
-        camps.setdefault(alike, []).append(cells)
-    for camp in camps.values():
-        for a, b in combinations(camp, 2):
-            ways = [next(iter(each.values())).iloc[0][["backend", "transport"]].tolist() for each in (a, b)]
-            if ways[0] != ways[1]:
-                yield a, b
+def _within_rounds(row: Mapping[str, Any], turns: StudyTurns, a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:
+    """Return what the rounds of two cells that alternated say in place of their pairs."""
+    found = turns.estimate(set(b["run"]), set(a["run"]))
+    if found is None or found.ratio is None or not (found.ratio.known and row["pairs"]):
+        return {}
+    ends = found.ratio.named("ratio", "ratio_low", "ratio_high")
+    differ = {name.replace("ratio", "difference"): row.get("a_value", math.nan) * (e - 1) for name, e in ends.items()}
+    # As if each launch were a pair: the scatter of pairs that would give this interval.
+    quantile = stats.t_quantile((1 + found.ratio.level) / 2, found.launches - 1.0)
+    told = {"pairs": found.launches, "p": found.ratio.p, "test": ROUNDS}
+    return ends | differ | told | {"_log_sd": found.half_width * math.sqrt(found.launches) / quantile}
 
 
 def _transport_row(quantity: str, a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:
     """Return one comparison before its p is corrected."""
-    ones, others, unpaired = _pairs(quantity, a, b)
+    # Two runs of one repeat in one cell: nobody can say which of them is the partner.
+    name = ["study", "repeat"]
+    sides = [cell.drop_duplicates(name, keep=False).set_index(name)[quantity].astype(float) for cell in (a, b)]
+    ones, others = pd.concat(sides, axis=1, join="inner").sort_index().to_numpy().T  # (n,) each
+    unpaired = len(a) + len(b) - 2 * len(ones)
     first, second = a.iloc[0], b.iloc[0]
     row: dict[str, Any] = {
         **{name: first[name] for name in ("setting", "partition", "workers", "nodes", "batch")},
@@ -447,19 +440,6 @@ def _transport_row(quantity: str, a: pd.DataFrame, b: pd.DataFrame) -> dict[str,
         notes.append(f"{plural(unpaired, 'run')} without a partner left out")
     row["note"] = "; ".join(notes)
     return row
-
-
-def _pairs(quantity: str, a: pd.DataFrame, b: pd.DataFrame) -> tuple[Floats, Floats, int]:
-    """Return the values of A and B of the pairs, (n,) each, in the order of study and repeat, and the runs left out."""
-    sides = []
-    for cell in (a, b):
-        names = list(zip(cell["study"], cell["repeat"], strict=True))
-        values = cell[quantity].to_numpy(dtype=np.float64)
-        # Two runs of one repeat in one cell: nobody can say which of them is the partner.
-        sides.append({name: value for name, value in zip(names, values, strict=True) if names.count(name) == 1})
-    common = sorted((name for name in sides[0] if name in sides[1]), key=lambda name: (str(name[0]), name[1]))
-    ones, others = (np.array([side[name] for name in common], dtype=np.float64) for side in sides)
-    return ones, others, len(a) + len(b) - 2 * len(common)
 
 
 def _judged(rows: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
@@ -695,12 +675,18 @@ def batch_sizes(runs: pd.DataFrame, *, seed: int = 0) -> SimpleNamespace:
     cells (BATCH_COLUMNS), knees (KNEE_COLUMNS), curves (BATCH_CURVE_COLUMNS); empty where there is none. One plain
     worker is a series too. Runs may differ in the learning rate.
     """
-    rows, found, frames = [], [], []
-    groups, alone = _groups(runs)
-    for cells in groups:
+    rows, found, frames, table = [], [], [], _batched(runs)
+    # Throughputs of one worker, by the kind of baseline that it is and what it has in common with others.
+    alone: dict[tuple[str, str], Floats] = {}
+    for (kind, key), of in table[table["workers"] == 1].groupby(["_kind", "_alike"]):
+        alone[kind, key] = of["samples_per_s"].to_numpy(dtype=np.float64)
+    keys = ["series", "train_samples", "workers", "nodes", "per_node"]
+    for _, alike in table.groupby(keys, sort=False, dropna=False):
+        cells = [cell for _, cell in alike.groupby("batch", sort=True)]
+        if len(cells) < 2:
+            continue
         own = [_batch_row(cell, alone) for cell in cells]
-        smallest = min(own, key=lambda row: float(row["batch"]))["samples_per_s_median"]
-        rows += [{**row, "times_faster": row["samples_per_s_median"] / smallest} for row in own]
+        rows += [{**row, "times_faster": row["samples_per_s_median"] / own[0]["samples_per_s_median"]} for row in own]
         group = pd.concat(cells, ignore_index=True)
         first = group.iloc[0]
         name = {column: first[column] for column in ("series", "workers", "nodes")}
@@ -743,51 +729,32 @@ def _why_not(value: float, low: float, high: float, smallest: float, largest: fl
     return f"{where}; add batches {side} {end:g}, or repeats"
 
 
-_Alone: TypeAlias = dict[tuple[Any, ...], Floats]  # throughputs of one worker, by `_base_name`
 _TIMED_ALIKE = ("partition", "precision", "model", *CHOICES)
 
 
-def _groups(runs: pd.DataFrame) -> tuple[list[list[pd.DataFrame]], _Alone]:
-    """Return, for each series, worker count and nodes with several batches, the runs of each batch in their order.
+def _batched(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the finished runs with series that are distinguished as if all had one batch, and named without it.
 
-    Beside them the throughputs of one worker.
+    _kind: of which baseline one worker is; _alike and _plain: what it, and a plain one, has in common with others.
     """
     good = runs[measured(runs) & pd.to_numeric(runs["batch"]).notna()]
-    if good["batch"].nunique() < 2:
-        return [], {}
     sizes = pd.to_numeric(good["batch"]).astype("float64")
-    # Series are distinguished as if all had one batch, and named without it.
-    table = with_series(
-        good.drop(columns=[name for name in _NOT_TIMED if name in good.columns]).assign(
-            _batch=sizes, batch=1.0, global_batch=good["workers"].astype(float)
-        )
-    )
-    bare = table["setting"].str.removeprefix("global batch 1").str.removeprefix("batch 1").str.strip()
-    names = [
-        " ".join(series.replace(setting, rest, 1).split())
-        for series, setting, rest in zip(table["series"], table["setting"], bare, strict=True)
-    ]
-    table = table.assign(series=names, setting=bare, batch=table["_batch"]).drop(columns="_batch")
-    table = table.assign(per_node=texts(table, "per_node"))
-    alone: _Alone = {}
-    keys = ["backend", "transport", *_TIMED_ALIKE, "batch", "train_samples"]
-    for _, cell in table[table["workers"] == 1].groupby(keys, sort=False, dropna=False):
-        first = cell.iloc[0]
-        name = _base_name(first, "plain" if first["backend"] == "serial" else "wrapped")
-        alone.setdefault(name, cell["samples_per_s"].to_numpy(dtype=np.float64))
-    keys = ["series", "train_samples", "workers", "nodes", "per_node"]
-    groups = [group.groupby("batch", sort=True) for _, group in table.groupby(keys, sort=False, dropna=False)]
-    return [[cell for _, cell in group] for group in groups if len(group) > 1], alone
+    if sizes.nunique() < 2:
+        return good.iloc[:0].assign(**dict.fromkeys(("series", "per_node", "_kind", "_alike"), ""))
+    bare = good.drop(columns=[name for name in _NOT_TIMED if name in good.columns])
+    table = with_series(bare.assign(_batch=sizes, batch=1.0, global_batch=good["workers"].astype(float)))
+    setting = table["setting"].str.removeprefix("global batch 1").str.removeprefix("batch 1").str.strip()
+    texts_of = zip(table["series"], table["setting"], setting, strict=True)
+    names = [" ".join(series.replace(old, rest, 1).split()) for series, old, rest in texts_of]
+    table = table.assign(series=names, setting=setting, batch=table["_batch"], per_node=texts(table, "per_node"))
+    way = ["backend", "transport", "horovod_defaults"]
+    told = table[[*way, *_TIMED_ALIKE, "batch", "train_samples"]].astype(str)
+    whole, plain = (each.agg(" | ".join, axis=1) for each in (told, told.drop(columns=[*way, *KNOBS])))
+    kind = np.where(table["backend"] == "serial", "plain", "wrapped")
+    return table.assign(_kind=kind, _plain=plain, _alike=whole.where(kind == "wrapped", plain))
 
 
-def _base_name(row: Any, kind: str) -> tuple[Any, ...]:
-    free = KNOBS if kind == "plain" else ()
-    way = () if kind == "plain" else (row["backend"], row["transport"], bool(row["horovod_defaults"]))
-    alike = tuple(str(row[name]) for name in _TIMED_ALIKE if name not in free)
-    return (kind, *way, *alike, float(row["batch"]), str(row["train_samples"]))
-
-
-def _batch_row(cell: pd.DataFrame, alone: _Alone) -> dict[str, Any]:
+def _batch_row(cell: pd.DataFrame, alone: Mapping[tuple[str, str], Floats]) -> dict[str, Any]:
     first = cell.iloc[0]
     rates = cell["samples_per_s"].to_numpy(dtype=np.float64)
     sync, recorded = (cell[name].to_numpy(dtype=np.float64) for name in ("sync_s", "step_s"))
@@ -796,11 +763,11 @@ def _batch_row(cell: pd.DataFrame, alone: _Alone) -> dict[str, Any]:
     serial = first["backend"] == "serial"
     with np.errstate(divide="ignore", invalid="ignore"):
         share = np.full(len(cell), math.nan) if serial else np.where(recorded > 0, sync / recorded, math.nan)
-    kinds = ("plain",) if serial else ("plain", "wrapped")
-    base = next((kind for kind in kinds if _base_name(first, kind) in alone), "")
+    bases = {"plain": first["_plain"]} | ({} if serial else {"wrapped": first["_alike"]})
+    base = next((kind for kind, key in bases.items() if (kind, key) in alone), "")
     lost = lost_low = lost_high = math.nan
     if base and not (serial and first["workers"] == 1):
-        one = alone[_base_name(first, base)]
+        one = alone[base, bases[base]]
         gained = stats.median_ratio(rates, one)
         lost = 1 - stats.of_all(rates) / stats.of_all(one) / float(first["workers"])
         lost_low, lost_high = (1 - end / float(first["workers"]) for end in (gained.high, gained.low))
@@ -819,4 +786,245 @@ def knee_doubts(table: pd.DataFrame) -> list[str]:
         f"{row['series']} at {worker_counts([row['workers']])}, batch-size knee: {row['note']}."
         for row in table.to_dict("records")
         if row["note"] and row["form"]
+    ]
+
+
+# -------------------------------------------------------------------------------------------- what another node costs
+
+NODE_COLUMNS = (
+    *("series", "setting", "partition", "backend", "transport", "workers", "nodes", "per_node", "path", "repeats"),
+    *("per_step", "sync_s_median", "sync_s_min", "sync_s_max", "step_s_median", "note"),
+    *("reduction", "horovod_defaults"),
+)
+"""One row per series, workers, nodes and workers on each node; the times are of the repeats."""
+
+_SIDE = ("workers", "nodes", "per_node", "partly", "path", "repeats", "sync_s", "step_s")
+BOUNDARY_COLUMNS = (
+    *("series", "setting", "partition", "backend", "transport", "kind", "per_step"),
+    *(f"fewer_{name}" for name in _SIDE),
+    *(f"more_{name}" for name in _SIDE),
+    *("jump_s", "low_s", "high_s", "resolved", "interval"),
+    *("step_jump_s", "step_low_s", "step_high_s", "step_resolved", "note"),
+    *("beyond_s", "beyond_low_s", "beyond_high_s", "beyond_resolved"),
+)
+"""One row per comparison. `fewer_` and `more_` are the sides, by their nodes; `partly`: some node of that side holds
+fewer workers than another, None where that is not known."""
+
+DIRECT, INDIRECT = "direct", "indirect"
+MEDIAN, MEAN = "median", "mean"
+
+NODE_NOTES = {
+    "alone": "one worker synchronises with nobody, so this is all that synchronising costs there, not the node alone",
+    "workers": "further workers and another node at once",
+    "hidden": "synchronisation runs inside backward and cannot be separated; the step as a whole can",
+    "captured": "synchronisation runs inside a CUDA graph and cannot be separated; the step as a whole can",
+    "partly": "the nodes are not equally full",
+}
+
+_GROWTHS: tuple[Callable[[Any], Any], ...] = (np.log2, lambda workers: workers)
+"""How waiting may go on to grow with the workers on equal nodes: as in a tree, as in a ring."""
+
+_PLACING = ("placement", "workers_per_node")
+_NAME = ("series", "setting", "partition", "backend", "transport")
+
+
+def by_nodes(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return NODE_COLUMNS of the finished parallel runs of a run table (records.run_table), one row per cell.
+
+    A cell is a series at one number of workers, on one number of nodes, with one number of workers on each of them.
+    `per_step` says what a run gives: the median over its steps, or their mean where some run of the series knows no
+    median. NaN where a repeat does not know its synchronisation; `note` says why.
+    """
+    rows = []
+    for own in _cells(over_placements(runs)).values():
+        for cell in own:
+            kept = {name: cell[name].iloc[0] for name in (*_NAME, "per_step", "reduction", "horovod_defaults")}
+            ends: dict[str, Any] = {"median": np.median, "min": np.min, "max": np.max}
+            sync = {f"sync_s_{end}": stats.of_all(cell["sync_value_s"], what) for end, what in ends.items()}
+            step = {"step_s_median": stats.of_all(cell["step_value_s"])}
+            rows.append({**kept, **_side(cell), **sync, **step, "note": hidden_note(cell, "sync_value_s")})
+    whole = dict.fromkeys(("workers", "nodes", "repeats"), "int64")
+    return pd.DataFrame(rows, columns=list(NODE_COLUMNS)).astype(whole)
+
+
+def boundaries(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return BOUNDARY_COLUMNS of the finished parallel runs of a run table: the jump at every node boundary.
+
+    Direct comparisons are made at every number of workers that was run on several numbers of nodes, each with the next
+    larger one; indirect ones at every boundary of a series, and named so. An indirect one from one worker is the whole
+    cost of synchronising there, and its `note` says so. No row without a series on several nodes.
+    """
+    rows: list[dict[str, Any]] = []
+    for own in _cells(over_placements(runs)).values():
+        counts = sorted({_int(cell, "nodes") for cell in own})
+        for fewer, more in pairwise(counts):
+            left, right = ([cell for cell in own if _int(cell, "nodes") == count] for count in (fewer, more))
+            for a in left:
+                rows += [_row(a, b, DIRECT) for b in right if _int(a, "workers") == _int(b, "workers")]
+            a = max(left, key=lambda cell: (_int(cell, "workers"), len(cell)))
+            beyond = [cell for cell in right if _int(cell, "workers") > _int(a, "workers")]
+            if beyond:
+                b = min(beyond, key=lambda cell: (_int(cell, "workers"), -len(cell)))
+                rows.append(_row(a, b, INDIRECT) | _beyond(left, b))
+    whole = [f"{side}_{name}" for side in ("fewer", "more") for name in ("workers", "nodes", "repeats")]
+    return pd.DataFrame(rows, columns=list(BOUNDARY_COLUMNS)).astype(dict.fromkeys(whole, "int64"))
+
+
+def fewest_nodes(points: pd.DataFrame) -> pd.Series:
+    """Return which rows with series, workers and nodes are on the fewest nodes of their worker count, as booleans.
+
+    A law against workers is fitted to these: equal workers on more nodes are another curve.
+    """
+    least = points.groupby(["series", "workers"], dropna=False)["nodes"].transform("min")
+    return points["nodes"].isna() | (points["nodes"] == least)
+
+
+def jump_doubts(runs: pd.DataFrame) -> list[str]:
+    """Return the doubts about the jumps themselves."""
+    found: list[str] = []
+    for series, own in _cells(over_placements(runs)).items():
+        counts = sorted({_int(cell, "nodes") for cell in own})
+        if counts[-1] == 1:
+            continue
+        for cell in own:
+            where = f"{series} at {worker_counts(cell['workers'])} on {plural(_int(cell, 'nodes'), 'node')}"
+            paths = sorted(set(cell["path"]))
+            within = [
+                path for path in paths if path and {"shared memory", "memory", "tcp:lo"}.issuperset(path.split(" and "))
+            ]
+            told = {
+                f"its repeats were carried by different paths ({', '.join(path or 'not known' for path in paths)}); "
+                "they are not repeats of one another": len(paths) > 1,
+                f"the recorded path ({''.join(within[:1])}) does not leave a machine; the nodes may be two names of "
+                "one": within and _int(cell, "nodes") > 1,
+                "what carried its gradients is not recorded": paths == [""] and _int(cell, "nodes") > 1,
+            }
+            found += [f"{where}: {text}." for text, holds in told.items() if holds]
+        if len(counts) == 1:
+            found.append(f"{series}: all of its runs are on {counts[0]} nodes; add a worker count that fits on one.")
+        notes = [note for cell in own if _int(cell, "workers") > 1 and (note := hidden_note(cell, "sync_value_s"))]
+        hidden = [f"{series}: {note}, so only that is given at the node boundary." for note in notes[:1]]
+        found += of_kind("hidden", hidden)
+    return found
+
+
+def over_placements(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the finished parallel runs with series along which the placement may differ, and what each run waited.
+
+    What it returned is taken as it is: every function here can be given it instead of a run table, but `fit_doubts`.
+    """
+    if "sync_value_s" in runs.columns:
+        return runs
+    table = with_series(runs)
+    if any(table[name].nunique() > 1 for name in _PLACING):
+        table = with_series(table.drop(columns=[*_PLACING, "ref_batch"]))
+    table = table[measured(table) & ~table["backend"].isin(["serial", REPORTED]) & table["nodes"].notna()]
+    table = table.assign(per_node=texts(table, "per_node"), path=texts(table, "path"))
+    table = table.assign(per_step=MEAN, sync_value_s=table["sync_s"].astype(float), step_value_s=table["step_s"])
+    if "sync_s_median" in table.columns:
+        medians = pd.to_numeric(table["sync_s_median"])
+        lacking = (medians.isna() & table["sync_s"].notna()).groupby(table["series"]).transform("any")
+        table = table.assign(
+            per_step=np.where(lacking, MEAN, MEDIAN),
+            sync_value_s=table["sync_value_s"].where(lacking, medians),
+            step_value_s=table["step_value_s"].where(lacking, table["step_s_median"]),
+        )
+    return table
+
+
+def _cells(table: pd.DataFrame) -> dict[str, list[pd.DataFrame]]:
+    """Return the rows of each cell of every series, in the order of workers and nodes."""
+    return {
+        str(series): [cell for _, cell in own.groupby(["workers", "nodes", "per_node"], sort=True, dropna=False)]
+        for series, own in table.groupby("series", sort=False)
+    }
+
+
+def _int(cell: pd.DataFrame, name: str) -> int:
+    return int(cell[name].iloc[0])
+
+
+def hidden_note(cell: pd.DataFrame, column: str = "sync_s") -> str:
+    """Return why some synchronisation of a cell is not known; empty where all is, or one worker's graph holds none."""
+    if not cell[column].isna().any():
+        return ""
+    if CAPTURED in cell.columns and cell[CAPTURED].notna().any():
+        return NODE_NOTES["captured"] if _int(cell, "workers") > 1 else ""
+    return NODE_NOTES["hidden"]
+
+
+def _side(cell: pd.DataFrame) -> dict[str, Any]:
+    """Return what one side of a comparison is; `partly` is None where the record leaves it open."""
+    uneven = True if _int(cell, "workers") % _int(cell, "nodes") else None
+    return {
+        **{name: cell[name].iloc[0] for name in ("workers", "nodes", "per_node")},
+        "partly": " " in cell["per_node"].iloc[0] if cell["per_node"].iloc[0] else uneven,
+        "path": " or ".join(sorted(set(cell["path"]) - {""})),
+        "repeats": len(cell),
+    }
+
+
+def _row(fewer: pd.DataFrame, more: pd.DataFrame, kind: str) -> dict[str, Any]:
+    """Return one comparison of two cells."""
+    row: dict[str, Any] = {name: more[name].iloc[0] for name in (*_NAME, "per_step")} | {"kind": kind}
+    values = []
+    for side, cell in (("fewer", fewer), ("more", more)):
+        both = cell[["sync_value_s", "step_value_s"]].to_numpy(dtype=np.float64)  # (R, 2)
+        values.append(both)
+        row |= {f"{side}_{name}": value for name, value in _side(cell).items()}
+        row |= {f"{side}_sync_s": float(both[:, 0].mean()), f"{side}_step_s": float(both[:, 1].mean())}
+    names = [tuple(zip(cell["study"], cell["repeat"], strict=True)) for cell in (more, fewer)]
+    lows, highs, row["interval"] = difference_interval(values[1], values[0], *names)
+    for name, start, low, high in zip(("sync_s", "step_s"), ("", "step_"), lows.tolist(), highs.tolist(), strict=True):
+        row[f"{start}jump_s"] = row[f"more_{name}"] - row[f"fewer_{name}"]
+        row |= {f"{start}low_s": low, f"{start}high_s": high}
+        row[f"{start}resolved"] = low > 0 or high < 0 if math.isfinite(low) and math.isfinite(high) else None
+    partly, few = row["fewer_partly"] or row["more_partly"], min(len(fewer), len(more)) < stats.MIN_REPEATS
+    notes = (
+        hidden_note(fewer, "sync_value_s") or hidden_note(more, "sync_value_s"),
+        NODE_NOTES["alone" if row["fewer_workers"] == 1 else "workers"] if kind == INDIRECT else "",
+        NODE_NOTES["partly"] if partly else "",
+        f"fewer than {stats.MIN_REPEATS} repeats, so chance cannot be distinguished from a difference" if few else "",
+    )
+    row["note"] = "; ".join(filter(None, notes))
+    return row | dict.fromkeys(("beyond_s", "beyond_low_s", "beyond_high_s"), math.nan) | {"beyond_resolved": None}
+
+
+def _beyond(left: Sequence[pd.DataFrame], more: pd.DataFrame) -> dict[str, Any]:
+    """Return what `more` waits longer than the growth within the cells on fewer nodes leads to, with its interval.
+
+    The growth is the straight line of least squares through the means of the cells with several workers, against each
+    of _GROWTHS; what it says of more workers is a sum of those means with fixed weights, so that variances add
+    (Welch's degrees of freedom).
+    """
+    inside = [cell for cell in left if _int(cell, "workers") > 1]
+    counts = np.array([_int(cell, "workers") for cell in inside], dtype=np.float64)
+    samples = [cell["sync_value_s"].to_numpy(dtype=np.float64) for cell in (more, *inside)]
+    if len(set(counts)) < 2 or any(np.isnan(each).any() for each in samples):
+        return {}
+    means = np.array([each.mean() for each in samples])
+    sizes = np.array([len(each) for each in samples])
+    repeated = bool(sizes.min() >= stats.MIN_REPEATS)
+    squares = np.array([each.var(ddof=1) if repeated else math.nan for each in samples]) / sizes
+    weights = []
+    for growth in _GROWTHS:
+        line = np.column_stack([np.ones_like(counts), growth(counts)])
+        there = np.array([1.0, growth(float(_int(more, "workers")))])
+        weights.append(np.append(1.0, -there @ np.linalg.pinv(line)))
+    values = np.array([each @ means for each in weights])
+    variances, freedom = stats.welch(np.stack([each**2 * squares for each in weights], axis=1), sizes)
+    half = stats.half_width(np.sqrt(variances), freedom)
+    low, high = float((values - half).min()), float((values + half).max())
+    resolved = bool(low > 0 or high < 0) if repeated else None
+    ends = {"beyond_s": sum(values.tolist()) / len(values), "beyond_low_s": low, "beyond_high_s": high}
+    return {**ends, "beyond_resolved": resolved}
+
+
+def fit_doubts(runs: pd.DataFrame) -> list[str]:
+    """Return for which series some worker counts are left out of the laws, being on more nodes than others."""
+    table = with_series(runs)
+    table = table[measured(table) & (table["backend"] != "serial")]
+    return [
+        f"{series}: {worker_counts(rows['workers'])} ran on several numbers of nodes; laws are fitted to the fewest."
+        for series, rows in table[~fewest_nodes(table)].groupby("series", sort=False)
     ]

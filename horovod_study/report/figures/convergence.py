@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from matplotlib import figure as mpl
 
-from horovod_study.analysis.learning.lr_range import UNSTEADY, RangeTest
+from horovod_study.analysis.learning.convergence import UNSTEADY, RangeTest
 from horovod_study.analysis.series.points import baseline_words
 from horovod_study.analysis.study import Analysis
 from horovod_study.records import finite

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from horovod_study.analysis.machine import system
-from horovod_study.analysis.steps.inspection import Inspection
+from horovod_study.analysis.steps.explanation import Inspection
 from horovod_study.analysis.steps.rank_steps import CAUSES, PARTS, Lateness, Stragglers
 from horovod_study.records import RecordedRun, RunSideFiles, finite
 from horovod_study.report.grammar import Curve, Figure, Looks, Panel, write_files

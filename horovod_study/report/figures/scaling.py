@@ -11,8 +11,7 @@ from matplotlib.patches import Patch
 
 from horovod_study.analysis.forecast.recommendation import CURVE, FORECAST, MEASURED
 from horovod_study.analysis.laws import law_label
-from horovod_study.analysis.series.points import baseline_words
-from horovod_study.analysis.series.turns import alternated, ratios_are
+from horovod_study.analysis.series.points import alternated, baseline_words, ratios_are
 from horovod_study.analysis.steps.breakdown import IDEAL
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.grammar import Curve, Figure, Guide, Looks, Panel, Points, spread

@@ -21,8 +21,7 @@ from markupsafe import Markup
 
 from horovod_study import __version__
 from horovod_study.analysis.forecast.recommendation import FORECAST
-from horovod_study.analysis.series.points import REPORTED
-from horovod_study.analysis.series.turns import ratios_are
+from horovod_study.analysis.series.points import REPORTED, ratios_are
 from horovod_study.analysis.study import Analysis
 from horovod_study.config.workload import packaged
 from horovod_study.files import csv_of, write_file, writing

@@ -8,8 +8,7 @@ import pandas as pd
 
 from horovod_study.analysis.series.culprits import WORTH
 from horovod_study.analysis.study import Analysis
-from horovod_study.analysis.sync.boundary import DIRECT, INDIRECT
-from horovod_study.analysis.sync.synchronisation import RESOLVED
+from horovod_study.analysis.sync.synchronisation import DIRECT, INDIRECT, RESOLVED
 from horovod_study.records import COMMAND
 from horovod_study.report.kit.style import LAPS, series_labels
 from horovod_study.report.page.tables import place, tables, told_doubts

@@ -21,11 +21,10 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from horovod_study.analysis.forecast.holdout import COMBINED
+from horovod_study.analysis.forecast.prediction import COMBINED
 from horovod_study.analysis.forecast.recommendation import FORECAST
 from horovod_study.analysis.laws import law_label
-from horovod_study.analysis.series.points import FLAGS, REPORTED, baseline_words
-from horovod_study.analysis.series.turns import ratios_are
+from horovod_study.analysis.series.points import FLAGS, REPORTED, baseline_words, ratios_are
 from horovod_study.analysis.study import Analysis
 from horovod_study.records import COMMAND
 from horovod_study.report.figures import causes
