@@ -253,8 +253,8 @@ def report(directory: Path, **options: Any) -> Told:
         paths, doubts = write_analysis(directory, place, **_of_runs(asked))
         said = [f"tables: {place} ({plural(len(paths), 'file')})"]
         return {"document": {}, "lines": said, "files": paths, "doubts": doubts}
+    from horovod_study.report.export import write_paper
     from horovod_study.report.kit.style import FigureFormat
-    from horovod_study.report.page.paper import write_paper
     from horovod_study.report.page.sentences import answer_lines
     from horovod_study.report.page.tables import told_doubts
 

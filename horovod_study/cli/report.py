@@ -22,6 +22,7 @@ from horovod_study.cli.verbs import (
     add_figure_arguments,
     figure_look,
     given,
+    kept,
     option_name,
     read_benches,
     read_data,
@@ -150,8 +151,7 @@ def _explain_arguments(add: Parser) -> None:
 
 def explain(options: argparse.Namespace) -> Result:
     """Explain a run or a study: where the time goes, who is slow."""
-    from horovod_study.report.explanation import explained
-    from horovod_study.report.terminal import foreign
+    from horovod_study.report.terminal import explained, foreign
 
     part, places = options.part, options.places
     asked = "--measure" if options.measure else f"--part {part}"
@@ -198,7 +198,7 @@ def _account(options: argparse.Namespace) -> Result:
     from horovod_study import records
     from horovod_study.analysis.steps.accounting import account as account_all
     from horovod_study.analysis.steps.accounting import account_run, allowed_share, gate
-    from horovod_study.report.terminal import account_lines, write_accounting
+    from horovod_study.report.terminal import account_lines
 
     allowed = None if options.max_residual is None else allowed_share(options.max_residual)
     left_out: dict[str, str] = {}
@@ -206,9 +206,10 @@ def _account(options: argparse.Namespace) -> Result:
     say_left_out(left_out)
     found = account_all(table, [account_run(run) for run in runs])
     judged = None if allowed is None else gate(found, allowed)
-    paths = write_accounting(found, judged, options.out) if options.out else []
-    document, code = {**records.finite(found), "gate": judged}, 1 if judged is not None and judged.over else 0
-    return Result(document=document, lines=account_lines(found, judged), files=paths, exit_code=code)
+    document, lines = {**records.finite(found), "gate": records.finite(judged)}, account_lines(found, judged)
+    tables = {"accounting.csv": found.cells, "accounting-runs.csv": found.run_rows()}
+    paths = kept(options.out, {"accounting.json": document, "accounting.txt": lines, **tables})
+    return Result(document=document, lines=lines, files=paths, exit_code=int(judged is not None and bool(judged.over)))
 
 
 def _sync(options: argparse.Namespace) -> Result:
@@ -261,14 +262,16 @@ def _timeline(options: argparse.Namespace) -> Result:
     """Horovod's collectives, from its timeline: negotiation, queue, copies, transfer."""
     from horovod_study.analysis.steps.timeline import decompose, parse_events
     from horovod_study.records import finite
-    from horovod_study.report.terminal import timeline_lines, write_timeline
+    from horovod_study.report.terminal import timeline_lines
 
     path, text = _read_timeline(options.places[0])
     events, doubts = parse_events(text, source=str(path))
     found = decompose(events, source=str(path), doubts=doubts)
-    paths = write_timeline(found, options.out or path.parent / "timeline", source=str(path))
-    document = {"source": str(path), **finite(found)}
-    return Result(document=document, lines=timeline_lines(found, source=str(path)), files=paths, doubts=found.doubts)
+    document, lines = {"source": str(path), **finite(found)}, timeline_lines(found, source=str(path))
+    text = [*lines, "", *(f"Doubt: {doubt}." for doubt in found.doubts)]
+    files = {"timeline.json": document, "timeline.csv": found.table, "timeline.txt": text}
+    paths = kept(options.out or path.parent / "timeline", files)
+    return Result(document=document, lines=lines, files=paths, doubts=found.doubts)
 
 
 PARTS: Mapping[str, Callable[[argparse.Namespace], Result]] = {

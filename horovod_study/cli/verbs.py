@@ -160,6 +160,13 @@ def runs_of(file: Path, name: str) -> Path:
     return beside if (beside / name).is_dir() and not (here / name).is_dir() else here
 
 
+def kept(out: Path | None, contents: Mapping[str, Any]) -> list[Path]:
+    """Write the contents (by file name) where a verb has an --out; return the paths."""
+    from horovod_study.report.kit.files import write_result
+
+    return write_result(out, contents) if out else []
+
+
 def written(paths: Sequence[Path]) -> list[str]:
     """Return for a terminal what was written."""
     return ["", f"written: {', '.join(map(str, paths))}"] if paths else []
