@@ -20,9 +20,10 @@ from matplotlib.figure import Figure
 
 from horovod_study.analysis.series import culprits
 from horovod_study.analysis.study import analyze
+from horovod_study.report import grammar as panels
 from horovod_study.report.figures import catalogue, convergence
-from horovod_study.report.kit import panels, style
-from horovod_study.report.kit.panels import side_by_side
+from horovod_study.report.grammar import side_by_side
+from horovod_study.report.kit import style
 from horovod_study.report.page import html, sentences
 from horovod_study.report.page.tables import REMEDIES, doubts_of
 from horovod_study.text import numbers

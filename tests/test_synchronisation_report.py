@@ -11,8 +11,9 @@ from make.synthetic_runs import run_table
 
 from horovod_study import records
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
+from horovod_study.report import grammar as panels
 from horovod_study.report.figures import waiting
-from horovod_study.report.kit import panels, style
+from horovod_study.report.kit import style
 from horovod_study.report.kit.files import to_html
 from horovod_study.report.page import html, sentences
 from horovod_study.report.page.tables import tables as page_tables

@@ -17,10 +17,10 @@ from horovod_study.analysis.machine.resources import SLICES
 from horovod_study.analysis.series.points import baseline_words
 from horovod_study.analysis.steps.breakdown import HOLDS_SYNC, IDEAL, MEASURED, hiding
 from horovod_study.analysis.study import Analysis
+from horovod_study.report import grammar as kit
 from horovod_study.report.figures.bench import drawings_of
 from horovod_study.report.figures.scaling import Side, against_workers, law_words
 from horovod_study.report.grammar import Curve, Figure, Panel, Points, of_bars, spread
-from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
 from horovod_study.report.kit.style import INK, LAPS, LapStyle, series_styles
 from horovod_study.text.numbers import MINUS

@@ -18,8 +18,8 @@ from horovod_study.analysis.learning.lr_range import UNSTEADY, RangeTest
 from horovod_study.analysis.series.points import baseline_words
 from horovod_study.analysis.study import Analysis
 from horovod_study.records import finite
+from horovod_study.report import grammar as kit
 from horovod_study.report.grammar import Curve, Figure, Guide, Panel, of_bars, spread
-from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
 from horovod_study.report.kit.files import write_result
 from horovod_study.text.numbers import THIN, prefixed, rounded, scientific

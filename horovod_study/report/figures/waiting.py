@@ -15,9 +15,9 @@ from matplotlib.ticker import MaxNLocator
 from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.boundary import DIRECT, INDIRECT, MEDIAN
 from horovod_study.analysis.sync.synchronisation import RESOLVED
+from horovod_study.report import grammar as kit
 from horovod_study.report.figures.scaling import INTERVAL, Side, against_workers, law_words
 from horovod_study.report.grammar import Curve, Figure, Guide, Looks, Panel, Points, spread
-from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
 from horovod_study.text.numbers import with_interval, with_unit
 from horovod_study.text.words import listed, plural

@@ -30,9 +30,8 @@ from horovod_study.records import COMMAND
 from horovod_study.report import against as compared
 from horovod_study.report.figures import convergence
 from horovod_study.report.figures.catalogue import drawings, write_figures
-from horovod_study.report.grammar import Figure
+from horovod_study.report.grammar import Figure, css_name, inline, script_json
 from horovod_study.report.kit.files import TEMPLATES, to_html
-from horovod_study.report.kit.panels import css_name, inline, script_json
 from horovod_study.report.kit.style import DARK, SCREEN_WIDTH_IN, series_labels
 from horovod_study.report.page.sentences import headline, jumped, learned, outside, sentences, subheadline, waiting
 from horovod_study.report.page.tables import tables, told_doubts, write_tables
