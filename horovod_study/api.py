@@ -255,8 +255,7 @@ def report(directory: Path, **options: Any) -> Told:
         return {"document": {}, "lines": said, "files": paths, "doubts": doubts}
     from horovod_study.report.export import write_paper
     from horovod_study.report.kit.style import FigureFormat
-    from horovod_study.report.page.sentences import answer_lines
-    from horovod_study.report.page.tables import told_doubts
+    from horovod_study.report.page.tables import answer_lines, told_doubts
 
     place, analysis, made, _ = _opened(directory, asked)
     doubts = [each.text for each in told_doubts(analysis)]

@@ -18,7 +18,8 @@ from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
 from horovod_study.analysis.sync import boundary
 from horovod_study.report import grammar as panels
 from horovod_study.report.figures import waiting as drawn
-from horovod_study.report.page import html, sentences
+from horovod_study.report.page import html
+from horovod_study.report.page import tables as sentences
 from horovod_study.report.page.tables import place, tables
 
 MPI = "local horovod/mpi batch 75"

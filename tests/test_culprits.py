@@ -17,7 +17,7 @@ from horovod_study.analysis.steps.accounting import outside_of, stalls_of, whole
 from horovod_study.analysis.steps.explanation import Explanation, Help, explain
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.page import html
-from horovod_study.report.page.sentences import answer_lines
+from horovod_study.report.page.tables import answer_lines
 from horovod_study.report.terminal import _runs_beside, page
 
 BATCH, STEPS = 75, 400

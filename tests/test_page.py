@@ -24,7 +24,7 @@ from horovod_study.report import grammar as panels
 from horovod_study.report.figures import catalogue, convergence
 from horovod_study.report.grammar import side_by_side
 from horovod_study.report.kit import style
-from horovod_study.report.page import html, sentences
+from horovod_study.report.page import html, tables
 from horovod_study.report.page.tables import REMEDIES, doubts_of
 from horovod_study.text import numbers
 
@@ -209,7 +209,7 @@ def told(analysis, **changes):
     step = None if step is None else {**found["step"], **step}
     found = {**found, "series": [best, *found["series"][1:]], "step": step, **changes.pop("found", {})}
     other = replace(analysis, provenance={**analysis.provenance, "findings": [found]}, **changes)
-    return sentences.subheadline(other).replace("\u202f", " ")
+    return tables.subheadline(other).replace("\u202f", " ")
 
 
 GROWTH = {"data": 0.1, "forward": 0.1, "backward": 0.2, "sync": 0.52, "update": 0.08}
@@ -354,7 +354,7 @@ def test_a_knee_that_is_open_or_doubtful_is_not_named(analysis, values):
 
 def test_without_a_forecast_there_is_no_knee(analysis):
     assert "cost more" not in told(analysis, holdout={"series": {}, "summary": {}})
-    assert sentences.subheadline(analyze(run_table((1,), ways=MPI[:1], failed=()))) == ""
+    assert tables.subheadline(analyze(run_table((1,), ways=MPI[:1], failed=()))) == ""
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from horovod_study.report import export as paper
 from horovod_study.report.figures.catalogue import drawings
 from horovod_study.report.grammar import write_files
 from horovod_study.report.kit.files import latex
-from horovod_study.report.page.sentences import sentences
+from horovod_study.report.page.tables import sentences
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,8 @@ from horovod_study.errors import AnalysisError, RecordError
 from horovod_study.report import grammar as panels
 from horovod_study.report.figures import catalogue
 from horovod_study.report.kit import style
-from horovod_study.report.page import html, sentences
+from horovod_study.report.page import html
+from horovod_study.report.page import tables as sentences
 from horovod_study.report.page.tables import tables
 from horovod_study.text import numbers, words
 

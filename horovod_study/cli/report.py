@@ -146,7 +146,7 @@ def explain(options: argparse.Namespace) -> Result:
     several = part in ("steps", "timeline", "system") and places[1:]
     refuse(
         "explain",
-        *((asked != taker, f"{verbs.option_name(name)} is for {taker}, and cannot change recorded runs; leave it out")
+        *((asked != taker, f"{name} is for {taker}, and cannot change recorded runs; leave it out")
           for name, taker in idle.items()),
         (options.measure and (places or part not in (None, "sync")),
          "--measure makes runs of its own, for --part sync; name no run and no other part"),

@@ -229,7 +229,7 @@ def _command(options: argparse.Namespace) -> str:
 def _conclude(options: argparse.Namespace, study: Any, command: str, result: Any) -> int:
     """Report the study if any of it is done, print what it came to, and return the exit code."""
     from horovod_study import api
-    from horovod_study.report.page.sentences import answer_lines
+    from horovod_study.report.page.tables import answer_lines
 
     if result.planned_only or result.interrupted or not result.ledger.count("done"):
         return int(result.exit_code)

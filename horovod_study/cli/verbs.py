@@ -60,8 +60,7 @@ class Result:
 
     document: Mapping[str, Any]
     lines: Iterable[str]
-    files: Sequence[Path] | None = None
-    """What was written, which the document names last."""
+    files: Sequence[Path] | None = None  # what was written, which the document names last
     doubts: Iterable[str] = ()
     exit_code: int = 0
 
@@ -87,12 +86,10 @@ class Verb:
     run: Callable[[argparse.Namespace], int | Result] | None = None
     """Returns what there is to say, or the exit code where all is said."""
     add_arguments: Callable[[Parser], None] = lambda parser: None
-    summary: str | None = None
-    """Without one, the first line of `run`'s docstring is shown."""
+    summary: str | None = None  # without one, the first line of `run`'s docstring is shown
     verbs: tuple["Verb", ...] = ()
     aliases: tuple[str, ...] = ()
-    json: bool = True
-    """Whether it takes --json."""
+    json: bool = True  # whether it takes --json
 
     def add_to(self, verbs: Any) -> None:
         """Declare this verb and those below it; a form of another verb, `verb --flag`, is not in the list of verbs."""

@@ -35,8 +35,7 @@ from horovod_study.files import PART, append_text, new_file, not_written, result
 from horovod_study.report.figures.catalogue import drawings
 from horovod_study.report.grammar import Figure
 from horovod_study.report.kit.files import caption_command, latex, to_latex
-from horovod_study.report.page.sentences import answer, learned, sentences
-from horovod_study.report.page.tables import tables, told_doubts
+from horovod_study.report.page.tables import answer, learned, sentences, tables, told_doubts
 from horovod_study.text.numbers import THIN, amount
 from horovod_study.text.tables import table_of
 from horovod_study.text.words import listed, plural

@@ -46,8 +46,7 @@ GROWTH = {
     "waiting": LapStyle(label="waiting", color="#b3305f", ink="#ffffff"),
     "other": LapStyle(label="rest of sync", color="#ffffff", ink=INK, hatch="\\\\\\\\"),
     "unexplained": LapStyle(label="unexplained", color="#ffffff", ink=INK, hatch="//////"),
-}
-"""What more workers add to a step, from the bottom of a bar to its top."""
+}  # what more workers add to a step, from the bottom of a bar to its top
 
 
 def breakdown(analysis: Analysis) -> Figure | None:

@@ -33,8 +33,7 @@ PARTS = {
     "more_samples_s": style.LapStyle(label="further samples (statistical efficiency)", color="#b3305f", ink=style.INK),
     "outside_s": style.LapStyle(label="outside the timed window", color=style.PAPER, ink=style.INK, hatch="//////"),
     "wall_s_at_least": style.LapStyle(label="target not met", color=style.PAPER, ink=style.INK, hatch="...."),
-}
-"""The parts of a time to target from the bottom of a bar to its top, by their columns."""
+}  # the parts of a time to target from the bottom of a bar to its top, by their columns
 
 _FLOOR: dict[str, Any] = {"color": style.QUIET, "linewidth": 1.0, "linestyle": (0, (4, 2))}
 

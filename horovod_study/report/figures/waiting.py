@@ -268,8 +268,7 @@ _QUANTITIES: dict[str, tuple[tuple[str, ...], str, str, float, str]] = {
     "epoch_s": (("_median", "_low", "_high"), "Time per epoch / s", "s per epoch", 1.0, "xy"),
     "overhead": (("_median", "_low", "_high"), "Waiting / % of the step", "% of the step is waiting", 100.0, "x"),
     "lost": (("", "_low", "_high"), "Lost to one worker / %", "% lost to one worker alone", 100.0, "x"),
-}
-"""What is drawn against the batch: its columns, the label of its axis, unit and factor, and logarithmic axes."""
+}  # what is drawn against the batch: its columns, the label of its axis, unit and factor, and logarithmic axes
 
 
 def batch_size(analysis: Analysis) -> Figure | None:

@@ -118,11 +118,9 @@ TEMPLATES = Environment(
     autoescape=True,
     trim_blocks=True,
     lstrip_blocks=True,
-)
-"""What makes pages: every text in them is escaped."""
+)  # what makes pages: every text in them is escaped
 
-PACKAGES = ("array", "booktabs", "graphicx", "longtable")
-"""What the preamble of a document with these tables loads."""
+PACKAGES = ("array", "booktabs", "graphicx", "longtable")  # what the preamble of a document with these tables loads
 
 PAGE_LINES = 44
 """A table with more lines than this is a longtable, which breaks over pages; a float would run off its page."""
@@ -184,8 +182,7 @@ def document(names: Sequence[str]) -> str:
     )
 
 
-FORMS: Mapping[str, Callable[[Table], str]] = {"tex": to_latex, "csv": to_csv}
-"""A table as a file, by its ending."""
+FORMS: Mapping[str, Callable[[Table], str]] = {"tex": to_latex, "csv": to_csv}  # a table as a file, by its ending
 
 
 def _kind(column: Column) -> str:
@@ -261,8 +258,7 @@ _ACCENTS = {
 LETTERS = {
     **{chr(int(code, 16)): f"$\\{name}$" for code, name in zip(_GREEK[::2], _GREEK[1::2], strict=True)},
     **_SIGNS,
-}
-"""What prints a letter that is not written as itself; those with accents follow from _ACCENTS."""
+}  # what prints a letter that is not written as itself; those with accents follow from _ACCENTS
 
 
 def latex(text: str) -> str:

@@ -117,8 +117,7 @@ _USUAL = {
     ("ddp", "nccl"): (3, 4),
     ("ddp", "gloo"): (3, 3),
     ("mpi", "mpi"): (2, 5),
-}
-"""Places in COLORS and MARKERS of (backend, transport); who stands first keeps them where several want one."""
+}  # places in COLORS and MARKERS of (backend, transport); who stands first keeps them where several want one
 
 _BASELINE = {"color": "#4d5159", "marker": "o", "ring": True}
 _NAMED = ["series", "partition", "backend", "transport", "setting", "horovod_defaults", "reduction"]
@@ -145,8 +144,7 @@ LAPS = {
     "sync": LapStyle(label="waiting for gradients (sync)", color="#b3305f", ink="#ffffff"),
     "update": LapStyle(label="update", color="#d4ba6e", ink=INK),
     "residual": LapStyle(label="unexplained", color="#ffffff", ink=INK, hatch="//////"),
-}
-"""The parts of a step from the bottom of a bar to its top; only the waiting has a loud colour."""
+}  # the parts of a step from the bottom of a bar to its top; only the waiting has a loud colour
 
 DARK = {
     INK: "#e8e9ec",
@@ -164,8 +162,7 @@ DARK = {
     "#7a5ccc": "#ab94ee",
     "#4d5159": "#bcc0c8",
     "#b3305f": "#d9507f",
-}
-"""The twin of each colour on a dark page; colours of bars that carry dark numbers stay as they are."""
+}  # the twin of each colour on a dark page; colours of bars that carry dark numbers stay as they are
 
 _SIZES = {
     # (font, narrow): letters of titles and axes, of ticks, legends and notes, in points.

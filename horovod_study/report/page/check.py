@@ -48,8 +48,7 @@ NOT_COVERED: Sequence[tuple[str, str]] = (
     (f"{_SUCH} samples of the system within some percent, 1 % of the window", "stretches end beside their steps"),
     (f"{_SUCH} what it tells in one place only: names, versions, options, bench.json", "nothing compares with it"),
     ("data of curves, and trained parameters", "data sets and checkpoints are not read"),
-)
-"""What a check of this kind cannot find, and why; listed in every result."""
+)  # what a check of this kind cannot find, and why; listed in every result
 
 
 def drawn_by(

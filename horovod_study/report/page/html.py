@@ -33,8 +33,18 @@ from horovod_study.report.figures.catalogue import drawings, write_figures
 from horovod_study.report.grammar import Figure, css_name, inline, script_json
 from horovod_study.report.kit.files import TEMPLATES, to_html
 from horovod_study.report.kit.style import DARK, SCREEN_WIDTH_IN, series_labels
-from horovod_study.report.page.sentences import headline, jumped, learned, outside, sentences, subheadline, waiting
-from horovod_study.report.page.tables import tables, told_doubts, write_tables
+from horovod_study.report.page.tables import (
+    headline,
+    jumped,
+    learned,
+    outside,
+    sentences,
+    subheadline,
+    tables,
+    told_doubts,
+    waiting,
+    write_tables,
+)
 from horovod_study.text.numbers import THIN, fixed, short_rate
 from horovod_study.text.tables import Cell, Column, Group, Table
 from horovod_study.text.words import cut, listed, plural
@@ -84,8 +94,7 @@ SECTIONS = (
         ("environment", "commands"),
         more=True,
     ),
-)
-"""What follows the answer, in its order."""
+)  # what follows the answer, in its order
 
 
 def write_report(
