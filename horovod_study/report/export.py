@@ -17,7 +17,7 @@ import shutil
 import sys
 import warnings
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from importlib.resources import files
@@ -34,7 +34,7 @@ from horovod_study.errors import ConfigError, RecordError, refuse
 from horovod_study.files import PART, append_text, new_file, not_written, result_folder, unfinished, write_file, writing
 from horovod_study.report.figures.catalogue import drawings
 from horovod_study.report.grammar import Figure
-from horovod_study.report.kit.files import caption_command, latex, to_latex
+from horovod_study.report.kit.files import TEMPLATES, caption_command, latex, to_latex
 from horovod_study.report.page.tables import answer, learned, sentences, tables, told_doubts
 from horovod_study.text.numbers import THIN, amount
 from horovod_study.text.tables import table_of
@@ -46,24 +46,6 @@ if TYPE_CHECKING:
 _WRITABLE = "choose a writable --out"
 _ROOM_BYTES = 65_536  # where these find no room afterwards, what was written may be cut: W&B writes 32 KiB at a time
 _ATTEMPTS = ".attempts"  # the one hidden folder of a study that holds runs, which `report --check` looks at
-_README = """# Scaling of {studies}
-
-{answer}
-
-{size}.
-
-With horovod_study {version} (its part for analysis needs no PyTorch and no MPI):
-
-    horovod-study report {table} --check
-
-makes every number of the tables, figures and page again from the rows of single steps, and compares digests. It names
-doubts, too, and ends with 1 where there are any; `--allow NAME ...` accepts them. `{table}/report.html` is the
-page; `run.json` of each folder says of a run what was asked for and in effect; authors and licence are yours to add.
-
-Made with {made_with}:
-
-    {commands}
-"""
 _FIRST_DAY = (1980, 1, 1, 0, 0, 0)  # the earliest time that a ZIP archive can name
 
 
@@ -238,15 +220,19 @@ def write_archive(
     lines += [f"left out: {plural(len(left_out), 'checkpoint')}, {sizes[1]}, which no number needs"] * bool(left_out)
     made_with, commands = reproduction(analysis, source)
     commands = list(dict.fromkeys([*analysis.provenance["commands"], *commands]))[:MAX_COMMANDS]
-    readme = _README.format(
-        studies=listed([f"{each}" for each in analysis.provenance["studies"]] or ["a training"]),
-        answer=" ".join(answer(analysis)).replace(THIN, " "),
-        size="; ".join(lines),
-        version=__version__,
-        table=table,
-        made_with=made_with or "the commands",
-        commands="\n    ".join(commands),
-    ).encode("utf-8", "backslashreplace")
+    readme = (
+        _template("readme.md")
+        .format(
+            studies=listed([f"{each}" for each in analysis.provenance["studies"]] or ["a training"]),
+            answer=" ".join(answer(analysis)).replace(THIN, " "),
+            size="; ".join(lines),
+            version=__version__,
+            table=table,
+            made_with=made_with or "the commands",
+            commands="\n    ".join(commands),
+        )
+        .encode("utf-8", "backslashreplace")
+    )
     began = [datetime.fromisoformat(f"{each}").timetuple()[:6] for each in analysis.provenance["started"][-1:]]
     path = path or runs.with_name(f"{runs.name}.zip")
     with writing(path, _WRITABLE):
@@ -288,10 +274,6 @@ APPENDIX = ("measurement", "environment", "failed")
 """Figures and tables that are taken where the study has them, in this order."""
 
 _LIBRARIES = {"horovod": "Horovod~\\cite{sergeev2018horovod}", "ddp": "PyTorch DDP~\\cite{li2020pytorch}"}
-_BASELINES = {
-    "plain": "one plain PyTorch worker without a communication library",
-    "wrapped": "one worker with the communication library",
-}
 
 
 def write_paper(analysis: Analysis, directory: Path, source: Mapping[str, Any]) -> list[Path]:
@@ -312,13 +294,19 @@ def write_paper(analysis: Analysis, directory: Path, source: Mapping[str, Any]) 
     )
     made = {table.name: table for table in (*tables(analysis), digests)}
     results, appendix = ([name for name in names if name in made] for names in (RESULTS, (*APPENDIX, "digests")))
-    section = "\n".join(_section(analysis, figures, results))
+    # Braces of LaTeX are many; nothing is escaped but by `latex`.
+    marks = {"block_start_string": "<%", "block_end_string": "%>"}
+    marks |= {"variable_start_string": "<<", "variable_end_string": ">>", "comment_start_string": "<#"}
+    written = TEMPLATES.overlay(**marks, autoescape=False)
+    written.filters["counted"] = plural
+    said = {**_texts(analysis, figures, source), "results": results, "appendix": appendix}
+    section = written.get_template("section.tex.j2").render(said)
     version = (source.get("versions") or {}).get("horovod_study", "")
     works = _template("references.bib").replace("VERSION", version).rstrip().split("\n\n")
     cited = set(re.findall(r"\\cite\{(\w+)\}", section))
     texts = {
         "section.tex": section,
-        "appendix.tex": "\n".join(_appendix(analysis, appendix, source)),
+        "appendix.tex": written.get_template("appendix.tex.j2").render(said),
         "references.bib": "\n\n".join(work for work in works if re.split(r"[{,]", work)[1] in cited) + "\n",
         "paper.tex": _template("paper.tex"),
         **{f"tables/{name}.tex": to_latex(made[name]) for name in (*results, *appendix)},
@@ -341,88 +329,41 @@ def _template(name: str) -> str:
     return files("horovod_study.report.page").joinpath("templates", name).read_text(encoding="utf-8")
 
 
-def _section(analysis: Analysis, figures: Sequence[Figure], results: Sequence[str]) -> Iterable[str]:
-    names = listed([f"{name}" for name in analysis.provenance["studies"]] or ["the training"])
-    yield f"\\providecommand\\hspaperfolder{{.}}\n\\section{{Scaling of {latex(names)}}}\\label{{sec:scaling}}\n"
-    yield latex(" ".join(answer(analysis)))
-    yield "\n\\subsection{Method}"
-    yield from _method(analysis)
-    yield "\n\\subsection{Results}"
-    for paragraph in filter(None, (*sentences(analysis), learned(analysis))):
-        yield f"{latex(' '.join(paragraph))}\n"
-    yield from (f"\\input{{\\hspaperfolder/tables/{name}}}" for name in results)
-    for each in figures:
-        command = caption_command(f"fig{each.name}")
-        yield f"\\providecommand{command}{{{latex(each.caption)}}}%"
-        yield "\\begin{figure}"
-        yield f"\\centering\\includegraphics[width=\\linewidth]{{\\hspaperfolder/figures/{each.name}.pdf}}"
-        yield f"\\caption[{{{latex(each.title)}}}]{{{command}}}\\label{{fig:{each.name}}}"
-        yield "\\end{figure}"
-    yield "\n\\subsection{Threats to validity}"
-    items = [latex(each.text) for each in told_doubts(analysis)] or ["The analysis found nothing to doubt."]
+def _texts(analysis: Analysis, figures: Sequence[Figure], source: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what section and appendix say, as LaTeX, for their templates."""
+    told, (made_with, commands) = analysis.provenance, reproduction(analysis, source)
+    of = ("studies", "partitions")
+    names = {each: latex(listed([f"{name}" for name in told[each]] or ["the training"])) for each in of}
+    threats = [each.text for each in told_doubts(analysis)] or ["The analysis found nothing to doubt."]
     if "hosts" in analysis.runs and analysis.runs["hosts"].dropna().nunique() == 1:
-        items.append("All runs used the same host: others of its kind may differ.")
+        threats.append("All runs used the same host: others of its kind may differ.")
     if len(analysis.forecast):
-        items.append("Forecasts reach beyond the measured worker counts, and assume that nothing new limits there.")
-    yield from _itemized(items)
-
-
-def _itemized(items: Sequence[str], look: str = "") -> Iterable[str]:
-    return (f"\\begin{{itemize}}{look}", *(f"\\item {text}" for text in items), "\\end{itemize}")
-
-
-def _method(analysis: Analysis) -> Iterable[str]:
-    """Yield where, with what, how often, how long, from which step on, and how a number comes from it."""
-    told = analysis.provenance
-    yield (
-        f"Of {plural(told['runs']['total'], 'run')} on {latex(listed([f'{name}' for name in told['partitions']]))},"
-        f" {plural(told['runs']['done'], 'run')} were recorded with horovod\\_study~\\cite{{horovodstudy}}"
-        " (Table~\\ref{tab:environment})."
-    )
-    if libraries := [words for name, words in _LIBRARIES.items() if name in set(analysis.runs["backend"])]:
-        yield f"Workers communicated through {listed(libraries)}."
-    if measured := told["measurement"]:
-        spans = (_span(measured, name) for name in ("repeats", "excluded_steps", "steps", "window_s"))
-        yield (
-            "Each point has {} repeats, each a process of its own. Of a run the first steps were left out ({}: warm-up,"
-            " and what came before the step time was steady), and {} steps were timed ({}~s);"
-            " Table~\\ref{{tab:measurement}} has them by series."
-        ).format(*spans)
-    yield (
-        "Throughput is samples of all workers over the seconds of the slowest worker. A point is the median over its"
-        f" repeats; speedup is its throughput over that of {_BASELINES[told['baseline']]}, with the same batch and data"
-        " set, and efficiency is speedup over workers. Intervals are 95\\,\\% intervals by Student's t on the"
-        " logarithms of the throughputs, in which the scatter of the baseline counts too; fewer than three repeats have"
-        " none. Medians stand with their intervals, as Hoefler and Belli ask for~\\cite{hoefler2015scientific}."
-    )
-    if {"amdahl", "gustafson"} & {name for fit in analysis.fits["series"].values() for name in fit["laws"]}:
-        yield (
-            "Scaling laws, Amdahl's~\\cite{amdahl1967validity} and Gustafson's~\\cite{gustafson1988reevaluating} among"
-            " them, were fitted to the repeats, and compared by AICc."
-        )
-
-
-def _span(measured: Sequence[Mapping[str, Any]], name: str) -> str:
-    """Return from the least to the most of one measure over all series, such as "3 to 5"."""
-    ends = [float(end) for each in measured for end in each.get(name) or () if end is not None]
-    return " to ".join(dict.fromkeys(f"{end:.3g}" for end in (min(ends), max(ends)))) if ends else "unknown"
-
-
-def _appendix(analysis: Analysis, names: Sequence[str], source: Mapping[str, Any]) -> Iterable[str]:
-    yield "\\providecommand\\hspaperfolder{.}\n\\section{How to reproduce}\\label{sec:reproduce}"
-    told, commands = reproduction(analysis, source)
-    if told:
-        yield f"The analysis was made with {latex(told)}."
-    yield (
-        "The digests in Table~\\ref{tab:digests} belong to the files of the runs."
-        " \\texttt{horovod-study report DIR -{}-check} makes every number of the tables again from the rows of the"
-        " steps and compares."
-    )
-    if commands:
-        yield f"\nThe runs were started with {plural(len(commands), 'command')}, the first of them:"
-        typed = [f"\\texttt{{{latex(command)}}}" for command in commands[:MAX_COMMANDS]]
-        yield from _itemized(typed, "\\footnotesize\\raggedright")
-    yield from (f"\\input{{\\hspaperfolder/tables/{name}}}" for name in names)
+        threats.append("Forecasts reach beyond the measured worker counts, and assume that nothing new limits there.")
+    libraries = [words for name, words in _LIBRARIES.items() if name in set(analysis.runs["backend"])]
+    spans = {}
+    for name in ("repeats", "excluded_steps", "steps", "window_s") if told["measurement"] else ():
+        ends = [float(end) for each in told["measurement"] for end in each.get(name) or () if end is not None]
+        least = dict.fromkeys(f"{end:.3g}" for end in (min(ends), max(ends))) if ends else ("unknown",)
+        spans[name] = " to ".join(least)
+    return {
+        **names,
+        "answer": latex(" ".join(answer(analysis))),
+        "counts": told["runs"],
+        "libraries": listed(libraries) if libraries else "",
+        "spans": spans,
+        "baseline": told["baseline"],
+        "laws": {"amdahl", "gustafson"} & {name for fit in analysis.fits["series"].values() for name in fit["laws"]},
+        "paragraphs": [latex(" ".join(each)) for each in (*sentences(analysis), learned(analysis)) if each],
+        "figures": [
+            {"name": each.name, "command": caption_command(f"fig{each.name}"), "caption": latex(each.caption)}
+            | {"title": latex(each.title)}
+            for each in figures
+        ],
+        "threats": list(map(latex, threats)),
+        "made_with": latex(made_with),
+        "commands": list(map(latex, commands)),
+        "most": MAX_COMMANDS,
+    }
 
 
 MAX_COMMANDS = 8

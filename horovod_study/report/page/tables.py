@@ -9,7 +9,7 @@ sentences, rounded alike.
 import math
 import re
 import shlex
-from collections import Counter
+from collections import Counter, namedtuple
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,7 +18,7 @@ from operator import itemgetter
 from pathlib import Path
 from string import ascii_lowercase
 from types import MappingProxyType, SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
@@ -659,7 +659,7 @@ _TABLES: Mapping[str, SimpleNamespace] = {
         Column("No.", "count", "_number"),
         Column("Doubt", "text", "doubt", wrap=0.9),
         rows=lambda analysis: pd.DataFrame(
-            [{"_number": number, "doubt": each.text} for number, each in enumerate(told_doubts(analysis), 1)]
+            [{"_number": place, "doubt": text} for place, (text, *_) in enumerate(told_doubts(analysis), 1)]
         ),
     ),
     "failed": _declared(
@@ -697,13 +697,7 @@ REMEDIES = {
 }  # what to do and what to type about each kind of doubt (analysis.series.culprits.Kind), the worst first
 
 
-class ToldDoubt(NamedTuple):
-    """A doubt; `names`: the series that share it, where they are many."""
-
-    text: str
-    names: tuple[str, ...]
-    remedy: str
-    command: str
+ToldDoubt = namedtuple("ToldDoubt", "text names remedy command")  # `names`: the series that share it, if many
 
 
 def names_of(analysis: Analysis) -> dict[str, str]:
