@@ -34,7 +34,7 @@ from horovod_study.errors import ConfigError, RecordError, refuse
 from horovod_study.files import PART, append_text, new_file, not_written, result_folder, unfinished, write_file, writing
 from horovod_study.report.figures.catalogue import drawings
 from horovod_study.report.grammar import Figure
-from horovod_study.report.kit.files import TEMPLATES, caption_command, latex, to_latex
+from horovod_study.report.kit.files import TEX, caption_command, latex, to_latex
 from horovod_study.report.page.tables import answer, learned, sentences, tables, told_doubts
 from horovod_study.text.numbers import THIN, amount
 from horovod_study.text.tables import table_of
@@ -294,19 +294,14 @@ def write_paper(analysis: Analysis, directory: Path, source: Mapping[str, Any]) 
     )
     made = {table.name: table for table in (*tables(analysis), digests)}
     results, appendix = ([name for name in names if name in made] for names in (RESULTS, (*APPENDIX, "digests")))
-    # Braces of LaTeX are many; nothing is escaped but by `latex`.
-    marks = {"block_start_string": "<%", "block_end_string": "%>"}
-    marks |= {"variable_start_string": "<<", "variable_end_string": ">>", "comment_start_string": "<#"}
-    written = TEMPLATES.overlay(**marks, autoescape=False)
-    written.filters["counted"] = plural
     said = {**_texts(analysis, figures, source), "results": results, "appendix": appendix}
-    section = written.get_template("section.tex.j2").render(said)
+    section = TEX.get_template("section.tex.j2").render(said)
     version = (source.get("versions") or {}).get("horovod_study", "")
     works = _template("references.bib").replace("VERSION", version).rstrip().split("\n\n")
     cited = set(re.findall(r"\\cite\{(\w+)\}", section))
     texts = {
         "section.tex": section,
-        "appendix.tex": written.get_template("appendix.tex.j2").render(said),
+        "appendix.tex": TEX.get_template("appendix.tex.j2").render(said),
         "references.bib": "\n\n".join(work for work in works if re.split(r"[{,]", work)[1] in cited) + "\n",
         "paper.tex": _template("paper.tex"),
         **{f"tables/{name}.tex": to_latex(made[name]) for name in (*results, *appendix)},
