@@ -450,7 +450,7 @@ def _check(directory: Path, runs: Path | None, allow: Sequence[str]) -> Told:
             allow=known,
             on_progress=lambda text: line.show(f"check: {text}"),
         )
-    told = {"document": document(found), "lines": lines(found), "exit_code": found.exit_code}
+    told = {"document": document(found), "lines": lines(found), "exit_code": int(bool(found.findings))}
     return {**told, "doubts": _left_out(result)}
 
 

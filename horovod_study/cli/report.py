@@ -165,17 +165,18 @@ def _steps(options: argparse.Namespace) -> Result:
     """One run: whether its laps add up, which rank is slow, what paused, and what else it recorded."""
     from horovod_study import records
     from horovod_study.analysis.steps.inspection import inspect
-    from horovod_study.report.figures.inspection import result_lines, system_lines, write_inspection, write_system_of
+    from horovod_study.report.figures.inspection import result_lines, system_lines, write_system_of
     from horovod_study.report.kit.files import figure_lines
 
     run, beside = records.recorded_run(options.places[0]), records.run_side_files(options.places[0])
-    found, out, look = inspect(run, beside), options.out, verbs.figure_look(options)
+    found, out = inspect(run, beside), options.out
+    drawn = write_system_of(run, beside, out, look=verbs.figure_look(options)) if out else []
     if options.part == "system":
         lines = system_lines(found) or [f"System: {found.system['why_not']}."]
-        paths = write_system_of(run, beside, out, look=look) if out else []
-        return Result(document=records.facts(found, "name", "system"), lines=lines, files=paths)
-    paths = write_inspection(found, run, beside, out, look=look) if out else []
-    return Result(document=records.finite(found), lines=[*result_lines(found), *figure_lines(paths)], files=paths)
+        return Result(document=records.facts(found, "name", "system"), lines=lines, files=drawn)
+    document, lines = records.finite(found), result_lines(found)
+    paths = [*verbs.kept(out, {"inspect.json": document, "inspect.txt": lines}), *drawn]
+    return Result(document=document, lines=[*lines, *figure_lines(paths)], files=paths)
 
 
 def _account(options: argparse.Namespace) -> Result:

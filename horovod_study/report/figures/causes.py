@@ -5,10 +5,11 @@ Nothing is shown of runs on processors without an energy counter: their worker h
 """
 
 import math
+from collections import namedtuple
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
@@ -192,16 +193,8 @@ def _panels(analysis: Analysis) -> list[dict[str, Any]]:
     return panels
 
 
-class Quantity(NamedTuple):
-    """What a panel shows: its columns are NAME_median, _min and _max; its unit, and the words of the caption."""
-
-    name: str
-    label: str
-    unit: str
-    words: str
-    scale: float = 1.0
-
-
+Quantity = namedtuple("Quantity", "name label unit words scale", defaults=(1.0,))
+"""What a panel shows: its columns are NAME_median, _min and _max; its unit, and the words of the caption."""
 _CPU = Quantity("cpu_percent_per_rank", "CPU of a rank / %", "% of a core", "CPU: of a rank and all it started")
 _RSS = Quantity("rss_mb_per_rank", "Memory of a rank / MB", "MB", "memory: resident, largest of the window")
 _GPU = Quantity("gpu_percent", "GPU use / %", "% GPU use", "GPU use: share of time in which any kernel ran")

@@ -19,7 +19,7 @@ from horovod_study.report import grammar as kit
 from horovod_study.report.figures.scaling import INTERVAL, Side, against_workers, law_words
 from horovod_study.report.grammar import Curve, Figure, Guide, Looks, Panel, Points, spread
 from horovod_study.report.kit import style
-from horovod_study.text.numbers import with_interval, with_unit
+from horovod_study.text.numbers import signed, with_interval, with_unit
 from horovod_study.text.words import listed, plural
 
 _MOST_JUMPS = 6  # whose sizes the legend has
@@ -179,12 +179,10 @@ class _Jumps:
 
 def _jump_entry(row: Mapping[Any, Any], look: style.SeriesStyle, label: str) -> Line2D:
     """Return the entry of a legend that says the size of a jump."""
-    value = with_unit(*(1000 * row[f"{each}_s"] for each in ("jump", "low", "high")), unit="ms")
+    value = signed(with_unit(*(1000 * row[f"{each}_s"] for each in ("jump", "low", "high")), unit="ms"))
     more = row["more_workers"] - row["fewer_workers"]
     at = f"with {plural(more, 'worker')} more" if more else f"at {plural(row['more_workers'], 'worker')}"
-    text = (
-        f"{label}, {row['fewer_nodes']:.0f} to {row['more_nodes']:.0f} nodes: {'+' * (row['jump_s'] >= 0)}{value} {at}"
-    )
+    text = f"{label}, {row['fewer_nodes']:.0f} to {row['more_nodes']:.0f} nodes: {value} {at}"
     text += ", not resolved" * (not pd.isna(row["resolved"]) and not row["resolved"])
     return kit.entry(look, text, linestyle=(0, (1, 2)) if row["kind"] == INDIRECT else "-", linewidth=0.9)
 

@@ -12,10 +12,10 @@ import json
 import re
 import shlex
 import tempfile
-from collections import Counter
+from collections import Counter, namedtuple
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from difflib import SequenceMatcher
 from itertools import takewhile, zip_longest
 from pathlib import Path
@@ -106,22 +106,10 @@ def runs_of(directory: Path, runs: Path | None) -> dict[str, Any]:
     return {**source, "runs": place, "networks": networks, "whole": not source or records.is_whole(source)}
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PageCheck:
-    """What a check found and what it looked at."""
-
-    directory: str
-    runs: int
-    findings: tuple[Fault, ...]
-    accepted: tuple[Fault, ...] = ()  # told of, but not counted: --allow
-    compared: Mapping[str, int] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()  # what could not be compared, and how closely the rest was
-    not_covered: tuple[tuple[str, str], ...] = ()  # what this check cannot find, and why
-
-    @property
-    def exit_code(self) -> int:
-        """Return 1 where anything was found that is not allowed."""
-        return 1 if self.findings else 0
+_FIELDS = "directory runs findings accepted compared notes not_covered"
+PageCheck = namedtuple("PageCheck", _FIELDS, defaults=((), {}, (), ()))
+"""What a check found and what it looked at; `accepted`: faults that --allow names, `notes`: what could not be compared
+and how closely the rest was, `not_covered`: what this check cannot find, and why."""
 
 
 def document(found: PageCheck) -> dict[str, Any]:
@@ -132,7 +120,7 @@ def document(found: PageCheck) -> dict[str, Any]:
     }
     kept = {**records.facts(found, "directory", "runs", "compared"), **told, "notes": list(found.notes)}
     not_covered = [{"what": what, "why": why} for what, why in found.not_covered]
-    return {**kept, "not_covered": not_covered, "exit_code": found.exit_code}
+    return {**kept, "not_covered": not_covered, "exit_code": int(bool(found.findings))}
 
 
 def allowed(names: Sequence[str]) -> frozenset[str]:
