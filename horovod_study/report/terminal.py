@@ -649,7 +649,19 @@ def equality_text(result: Mapping[str, Any]) -> str:
     ]
     parts += [_tensors(rows[rows["dtype"] == dtype], bound) for dtype, bound in result["bounds"].items()]
     if cases:
-        parts += [_kinds(rows, result["moved"]), _conditions(cases)]
+        told = []  # what else was measured, the worst of all cases of a precision and an optimiser
+        for (dtype, optimizer), own in rows.groupby(["dtype", "optimizer"], sort=False):
+            name, rounding = f"{dtype} {optimizer}", own["float32_rounding"].max()
+            errors = [*own[_ERRORS].fillna(math.inf).max(), rounding, min(result["moved"][name].values())]
+            told.append([name, *map(_number, errors), "judged" if own["judged"].iloc[0] else "reported"])
+        parts.append("\n".join(to_lines(table_of(_KINDS, told, texts=(0, 7)))))
+        held = [sum(case[f"same_{name}"] for case in cases) for name in ("order", "lr", "start", "operation")]
+        factors = [math.inf if case["gradient_factor"] is None else abs(case["gradient_factor"] - 1) for case in cases]
+        rates = " and ".join(sorted({f"{case['lr']:g}" for case in cases}))
+        parts.append(
+            f"the same in {held[0]} of {len(cases)} cases: order of the curves; in {held[1]}: rate ({rates}); in "
+            f"{held[2]}: start; in {held[3]}: average of the gradients (times 1 +- {_number(max(factors))} at worst)"
+        )
     parts.append("\n".join(_failures([case for case in result["cases"] if not case["passed"]])))
     parts.append("\n".join(f"not available: {name}: {why}" for name, why in result["unavailable"].items()))
     return "\n\n".join([*filter(None, parts), equality_summary(result)])
@@ -692,27 +704,6 @@ def _tensors(here: pd.DataFrame, bound: float) -> str:
     about = f"{here['dtype'].iloc[0]}, {' and '.join(dict.fromkeys(shown['optimizer']))}"
     lines = to_lines(table_of(heads, told, texts=(0, 2, len(heads) - 1)))
     return "\n".join([f"{about}, {f'bound {bound:g}' if judged else 'no bound'}", *lines])
-
-
-def _kinds(rows: pd.DataFrame, moved: Mapping[str, Mapping[str, float]]) -> str:
-    """Return what else was measured, the worst of all cases of a precision and an optimiser."""
-    told = []
-    for (dtype, optimizer), own in rows.groupby(["dtype", "optimizer"], sort=False):
-        name, rounding = f"{dtype} {optimizer}", own["float32_rounding"].max()
-        errors = [*own[_ERRORS].fillna(math.inf).max(), rounding, min(moved[name].values())]
-        told.append([name, *map(_number, errors), "judged" if own["judged"].iloc[0] else "reported"])
-    return "\n".join(to_lines(table_of(_KINDS, told, texts=(0, 7))))
-
-
-def _conditions(cases: Sequence[Case]) -> str:
-    """Say of each condition in how many cases it is the same as in sequential training."""
-    held = [sum(case[f"same_{name}"] for case in cases) for name in ("order", "lr", "start", "operation")]
-    factors = [math.inf if case["gradient_factor"] is None else abs(case["gradient_factor"] - 1) for case in cases]
-    rates = " and ".join(sorted({f"{case['lr']:g}" for case in cases}))
-    return (
-        "the same in {} of {n} cases: order of the curves; in {}: rate ({rates}); in {}: start; in {}: average of the "
-        "gradients (times 1 +- {off} at worst)"
-    ).format(*held, n=len(cases), rates=rates, off=_number(max(factors)))
 
 
 def _failures(failed: Sequence[Case]) -> Iterator[str]:

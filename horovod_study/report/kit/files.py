@@ -63,21 +63,14 @@ def write_result(
                     contents[f"{name}.txt"] = f"{contents.get(f'{name}.txt', '')} {told}".lstrip()
                 forms = {form: partial(to_bytes, figure, form) for form in FORMATS}
                 for form, content in (forms | ({"pgf": partial(to_pgf, figure)} if pgf else {})).items():
-                    paths.append(directory / f"{name}.{form}")
-                    write_file(paths[-1], content())
+                    paths.append(write_file(directory / f"{name}.{form}", content()))
         for name, each in contents.items():
-            paths.append(directory / name)
-            write_file(paths[-1], _as_text(each))
+            text = csv_of(each) if isinstance(each, pd.DataFrame) else each
+            if isinstance(each, Mapping):
+                text = json.dumps(each, indent=1, allow_nan=False)
+            text = text if isinstance(text, str) else "\n".join(text)
+            paths.append(write_file(directory / name, text if text.endswith("\n") else f"{text}\n"))
     return paths
-
-
-def _as_text(content: Any) -> str:
-    if isinstance(content, pd.DataFrame):
-        return csv_of(content)
-    if isinstance(content, Mapping):
-        return json.dumps(content, indent=1, allow_nan=False) + "\n"
-    text = content if isinstance(content, str) else "\n".join(content)
-    return text if text.endswith("\n") else f"{text}\n"
 
 
 def figure_lines(paths: Iterable[Path]) -> list[str]:

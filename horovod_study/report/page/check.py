@@ -220,22 +220,14 @@ def _changed(source: Mapping[str, Any], recorded: Mapping[str, records.RunRecord
         if not (directory / records.MANIFEST).is_file():
             continue  # it is told as gone, where the tables have it
         there = records.run_files(directory)
-        wrong = _unlike_written(recorded[name], there) if name in recorded else {}
+        record, wrong = recorded.get(name), dict[str, str]()
+        if record is not None and record.digest:  # what is not as the run itself wrote it down when it was done
+            if record.digest != records.digest_of_record(record):
+                wrong = {records.MANIFEST: "its digest is that of another text"}
+            # Of a file that another host wrote and rank 0 did not see yet, the run says nothing.
+            wrong |= _unlike(record.files, {file: there[file] for file in record.files if file in there})
         for file, text in (wrong | _unlike(analysed.get(name, there), there)).items():
             yield Fault(name="run-changed", text=text, where=f"{name}/{file}", runs=(name,))
-
-
-def _unlike_written(record: records.RunRecord, there: Mapping[str, str]) -> dict[str, str]:
-    """Return {file: what is wrong} of what is not as the run itself wrote it down when it was done.
-
-    `there`: `run_files` of its directory as it is now. A run without `digest` says nothing, nor does a run of a file
-    that another host wrote and rank 0 did not see yet.
-    """
-    if not record.digest:
-        return {}
-    own = record.digest == records.digest_of_record(record)
-    found = {} if own else {records.MANIFEST: "its digest is that of another text"}
-    return found | _unlike(record.files, {name: there[name] for name in record.files if name in there})
 
 
 def _unlike(files: Mapping[str, str], there: Mapping[str, str]) -> dict[str, str]:

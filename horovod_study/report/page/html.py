@@ -201,14 +201,29 @@ def _leads(
         for name, each in OPTIONS.items()
         if each.short_title and name in common
     )
+    # Whether the recorded steps add up, and for each reason which series have no forecast.
+    ranks = analysis.accounting[analysis.accounting["rank"].notna() & (analysis.accounting["why_not"] == "")]
+    step = ["The parts of a step add up to it; what no part covers is shown as unexplained."]
+    step = step if len(analysis.accounting) else ["No finished run recorded the parts of its steps."]
+    if len(ranks):
+        step.append(
+            f"Of {fixed(ranks['steps'].sum(), 0)} recorded steps, added up rank by rank, "
+            f"{ranks['open_steps'].sum():.0f} do not add up; the largest gap between a step and its parts is "
+            f"{1e6 * ranks['gap_s'].max():.2g}{THIN}\u00b5s. Run by run: accounting.csv."
+        )
+    told, lacking = set(analysis.forecast.loc[analysis.forecast["kind"] == FORECAST, "series"]), dict[str, list[str]]()
+    for series, scored in analysis.holdout["series"].items():
+        if series not in told:
+            why = scored.get("no_forecast") or scored["why_not"] or "its points do not determine one"
+            lacking.setdefault(why, []).append(labels[series])
     withheld = [each["withheld"] for each in analysis.provenance["findings"] if each.get("withheld")]
     alone = "there is no point of several workers with a baseline"
     found: dict[str, Sequence[str]] = {
         "scaling": [] if "speedup" in drawn else [f"No speedup is drawn: {[*withheld, alone][0]}."],
-        "step": [*_step(analysis)],
+        "step": step,
         "nodes": jumped(analysis),
         "synchronisation": waiting(analysis),
-        "forecast": [*_forecast(analysis, labels)],
+        "forecast": [f"No forecast of {listed([*dict.fromkeys(of)])}: {why}." for why, of in lacking.items()],
         "learning": [*learned(analysis), *([f"The same in all runs: {same}."] if same else [])],
         "doubts": [] if "worst" in made else [passed],
         "points": method,
@@ -216,30 +231,6 @@ def _leads(
     if against is not None:
         found["against"] = [f"{compared.headline(against)}.", *against.doubts, *compared.texts(against)]
     return found
-
-
-def _step(analysis: Analysis) -> Iterable[str]:
-    """Yield whether the recorded steps add up."""
-    ranks = analysis.accounting[analysis.accounting["rank"].notna() & (analysis.accounting["why_not"] == "")]
-    told = "The parts of a step add up to it; what no part covers is shown as unexplained."
-    yield told if len(analysis.accounting) else "No finished run recorded the parts of its steps."
-    if len(ranks):
-        yield (
-            f"Of {fixed(ranks['steps'].sum(), 0)} recorded steps, added up rank by rank, "
-            f"{ranks['open_steps'].sum():.0f} do not add up; the largest gap between a step and its parts is "
-            f"{1e6 * ranks['gap_s'].max():.2g}{THIN}\u00b5s. Run by run: accounting.csv."
-        )
-
-
-def _forecast(analysis: Analysis, labels: Mapping[str, str]) -> Iterable[str]:
-    """Yield in a sentence for each reason which series have no forecast."""
-    told = set(analysis.forecast.loc[analysis.forecast["kind"] == FORECAST, "series"])
-    lacking: dict[str, list[str]] = {}
-    for series, scored in analysis.holdout["series"].items():
-        if series not in told:
-            why = scored.get("no_forecast") or scored["why_not"] or "its points do not determine one"
-            lacking.setdefault(why, []).append(labels[series])
-    yield from (f"No forecast of {listed(list(dict.fromkeys(names)))}: {why}." for why, names in lacking.items())
 
 
 _HOW = {
