@@ -63,7 +63,13 @@ def recorded_runs(
     found = found_runs(*roots, only=only, left_out=left_out)
     rows: list[dict[str, Any]] = []
     for directory, name, kept in found:
-        record = _as_command(kept) if model.is_command(kept) else counted_record(directory, kept)
+        if model.is_command(kept):  # in which no step was seen: nothing is known of its training
+            told = {"backend": COMMAND, "transport": "none", "precision": "auto", "parameters": None}
+            told |= {each: kept.effective.get(each) for each in ("workers", "nodes")}
+            told |= {"model": kept.effective.get("model") or kept.study}
+            record = replace(kept, effective={**kept.effective, **dict.fromkeys(OF_EVERY_RUN), **told})
+        else:
+            record = counted_record(directory, kept)
         requested, effective, totals = record.requested, record.effective, record.totals
         # What is counted for each rank is summed.
         counted: dict[str, Any] = {name: totals.get(name) for name in _TOTALS}
@@ -155,14 +161,6 @@ def _sensors(record: RunRecord) -> dict[str, float]:
         values = [value for part, value in read if part.startswith(kind) and value is not None]
         found[column] = math.fsum(values) / (len(values) if many else 1) if values else math.nan
     return found
-
-
-def _as_command(record: RunRecord) -> RunRecord:
-    """Return the record of a command in which no step was seen as tables have it: nothing is known of its training."""
-    name = record.effective.get("model") or record.study
-    told = {**dict.fromkeys(OF_EVERY_RUN), "backend": COMMAND, "transport": "none", "precision": "auto", "model": name}
-    counts = {each: record.effective.get(each) for each in ("workers", "nodes")}
-    return replace(record, effective={**record.effective, **told, **counts, "parameters": None})
 
 
 def rate_unit(rate_from: str) -> str:
@@ -402,6 +400,10 @@ def load_tables(
     RecordError where a file is missing, damaged, or, as far as source.json says, not the one that an analysis wrote;
     that holds for every file of the analysis, wanted or not.
     """
+    import pandas as pd
+
+    # Before pandas 3 numbers are read nearly as they were written, unless asked for.
+    exact: dict[str, Any] = {"float_precision": "round_trip"} if int(pd.__version__.partition(".")[0]) < 3 else {}
     known = read_source(directory).get("files", {}) if (directory / SOURCE).exists() else {}
     again = f"run `horovod-study report RUNS --out {shlex.quote(str(directory))}`"
     frames: dict[str, pd.DataFrame] = {}
@@ -418,20 +420,13 @@ def load_tables(
                 why = f"is not what report wrote{what}; {again} again, or ask report {directory} --check why"
                 raise RecordError(f"{path}: {why}")
             if file in wanted and path.suffix == ".csv":
-                frames[path.stem] = _frame(content)
+                # Only empty cells are missing: a run named "NA" or "None" is a name.
+                frame = pd.read_csv(io.BytesIO(content), keep_default_na=False, na_values=[""], **exact)
+                texts = [name for name in frame.columns if frame[name].dtype.kind not in "biufM"]
+                frame = frame.assign(**{name: frame[name].map(unguarded) for name in texts})
+                frames[path.stem] = frame.rename(columns=unguarded)
             elif file in wanted:
                 loaded[path.stem] = parse_json(content, source=str(path), again=f"{again} again")
         except ValueError as error:
             raise RecordError(f"{path}: is damaged ({error}); {again} again") from None
     return frames, loaded
-
-
-def _frame(content: bytes) -> "pd.DataFrame":
-    import pandas as pd
-
-    # Before pandas 3 numbers are read nearly as they were written, unless asked for.
-    exact: dict[str, Any] = {"float_precision": "round_trip"} if int(pd.__version__.partition(".")[0]) < 3 else {}
-    # Only empty cells are missing: a run named "NA" or "None" is a name.
-    frame: pd.DataFrame = pd.read_csv(io.BytesIO(content), keep_default_na=False, na_values=[""], **exact)
-    texts = [column for column in frame.columns if frame[column].dtype.kind not in "biufM"]
-    return frame.assign(**{column: frame[column].map(unguarded) for column in texts}).rename(columns=unguarded)

@@ -806,7 +806,15 @@ def inline(drawing: Any, *, width_in: float = style.SCREEN_WIDTH_IN) -> str:
     """Return a figure of the grammar as an `<svg>`; equal ones give equal texts."""
     with style.style(svg__fonttype="none"):
         figure = style.settled(drawing.draw(width_in))
-        _number(figure)
+        # What is drawn of a series, and its entries of the legend, have one number.
+        drawn = [artist for axes in figure.axes for artist in axes.get_children()]
+        for legend in figure.legends:
+            for number, (text, handle) in enumerate(zip(legend.get_texts(), legend.legend_handles, strict=True)):
+                own = [artist for artist in drawn if _SERIES.get(artist) == text.get_text().replace("\n", "")]
+                for artist in (text, handle) if own and handle is not None else ():
+                    artist.set_gid(f"legend-{number}")
+                for artist in own:
+                    artist.set_gid(f"series-{number}")
         svg = style.to_bytes(figure, "svg").decode("utf-8")
         spots = "".join(_spots(figure))  # bars have their places when they were drawn once
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg[svg.index("<svg") :], flags=re.DOTALL)
@@ -821,18 +829,6 @@ def inline(drawing: Any, *, width_in: float = style.SCREEN_WIDTH_IN) -> str:
     (box,) = re.findall(r'viewBox="[^"]+"', head)
     opening = f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" {box}>'
     return _compact(opening, body.strip(), drawing.name).replace("</svg>", f"{spots}</svg>")
-
-
-def _number(figure: Canvas) -> None:
-    """Name the entries of the legend that belong to a series, and all that is drawn of it, by one number."""
-    for legend in figure.legends:
-        for number, (text, handle) in enumerate(zip(legend.get_texts(), legend.legend_handles, strict=True)):
-            series = text.get_text().replace("\n", "")
-            own = [artist for axes in figure.axes for artist in axes.get_children() if _SERIES.get(artist) == series]
-            for artist in (text, handle) if own and handle is not None else ():
-                artist.set_gid(f"legend-{number}")
-            for artist in own:
-                artist.set_gid(f"series-{number}")
 
 
 def _spots(figure: Canvas) -> Iterator[str]:

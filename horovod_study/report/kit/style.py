@@ -366,7 +366,13 @@ def series_labels(points: pd.DataFrame) -> dict[str, str]:
     reductions: dict[tuple[Any, ...], list[Any]] = {}
     for row in rows:
         plain = row["backend"] not in (REPORTED, COMMAND)  # of others a name says it all
-        row |= {"plain": plain, "label": _runtime(row, several), "stock": bool(row["horovod_defaults"]) and plain}
+        text = "the command" if row["backend"] == COMMAND else runtime_label(row["backend"], row["transport"])
+        if row["reduction"] == "own" and row["backend"] == "serial":
+            text = "processes without a library"  # that nothing connects
+        elif row["reduction"] == "own" and row["backend"] != COMMAND:
+            text = f"{text.replace('PyTorch DDP', 'PyTorch')}, own calls"
+        text = f"{row['partition']}" if row["backend"] == REPORTED else f"{row['partition']}: " * several + text
+        row |= {"plain": plain, "label": text, "stock": bool(row["horovod_defaults"]) and plain}
         reductions.setdefault((row["setting"], row["label"], row["stock"]), []).append(row["reduction"])
     labels = dict[str, str]()
     for row in rows:
@@ -377,18 +383,6 @@ def series_labels(points: pd.DataFrame) -> dict[str, str]:
         label = f"{row['label']} ({', '.join(extra)})" if extra else row["label"]
         labels[row["series"]] = row["series"] if others.count(row["reduction"]) > 1 else label
     return labels
-
-
-def _runtime(row: Mapping[Any, Any], several: bool) -> str:
-    """Return how the workers of a series communicate, and, of `several`, on which partition."""
-    if row["backend"] == REPORTED:
-        return f"{row['partition']}"
-    text = "the command" if row["backend"] == COMMAND else runtime_label(row["backend"], row["transport"])
-    if row["reduction"] == "own" and row["backend"] == "serial":
-        text = "processes without a library"  # that nothing connects
-    elif row["reduction"] == "own" and row["backend"] != COMMAND:
-        text = f"{text.replace('PyTorch DDP', 'PyTorch')}, own calls"
-    return f"{row['partition']}: {text}" if several else text
 
 
 def runtime_label(backend: str, transport: str) -> str:
