@@ -39,8 +39,8 @@ from horovod_study.config.doors import asked
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.records import read_run, recorded_run
+from horovod_study.report.grammar import note_at
 from horovod_study.report.kit.files import write_result
-from horovod_study.report.kit.panels import note_at
 from horovod_study.report.kit.style import PAPER, QUIET, SHADE
 from horovod_study.text.progress import say
 from horovod_study.workload import dataset

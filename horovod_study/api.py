@@ -252,10 +252,9 @@ def report(directory: Path, **options: Any) -> Told:
         paths, doubts = write_analysis(directory, place, **_of_runs(asked))
         said = [f"tables: {place} ({plural(len(paths), 'file')})"]
         return {"document": {}, "lines": said, "files": paths, "doubts": doubts}
+    from horovod_study.report.export import write_paper
     from horovod_study.report.kit.style import FigureFormat
-    from horovod_study.report.page.paper import write_paper
-    from horovod_study.report.page.sentences import answer_lines
-    from horovod_study.report.page.tables import told_doubts
+    from horovod_study.report.page.tables import answer_lines, told_doubts
 
     place, analysis, made, _ = _opened(directory, asked)
     doubts = [each.text for each in told_doubts(analysis)]
@@ -450,7 +449,7 @@ def _check(directory: Path, runs: Path | None, allow: Sequence[str]) -> Told:
             allow=known,
             on_progress=lambda text: line.show(f"check: {text}"),
         )
-    told = {"document": document(found), "lines": lines(found), "exit_code": found.exit_code}
+    told = {"document": document(found), "lines": lines(found), "exit_code": int(bool(found.findings))}
     return {**told, "doubts": _left_out(result)}
 
 

@@ -16,9 +16,10 @@ from horovod_study import records
 from horovod_study.analysis.series import points
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
 from horovod_study.analysis.sync import synchronisation
+from horovod_study.report import grammar as panels
 from horovod_study.report.figures import waiting as drawn
-from horovod_study.report.kit import panels
-from horovod_study.report.page import html, sentences
+from horovod_study.report.page import html
+from horovod_study.report.page import tables as sentences
 from horovod_study.report.page.tables import place, tables
 
 MPI = "local horovod/mpi batch 75"

@@ -21,7 +21,7 @@ from horovod_study.cli import main
 from horovod_study.errors import AnalysisError, ConfigError, RecordError
 from horovod_study.report.figures import convergence as figures
 from horovod_study.report.kit.style import style
-from horovod_study.report.page import html, sentences
+from horovod_study.report.page import html, tables
 from horovod_study.studies.study_file import load_study
 from horovod_study.text import numbers
 from horovod_study.workload.options import STRAIN
@@ -497,7 +497,7 @@ def test_the_words_give_the_best_the_floor_and_the_split():
         return [1e-2 * math.exp(-epoch / slower) for epoch in range(1, 9)]
 
     runs, evaluations = curves(losses, rate=lambda run: 100.0 * run["workers"])
-    text = sentences.learned(analyze(runs, evaluations, targets=[1e-2 * math.exp(-4), 1e-6]))
+    text = tables.learned(analyze(runs, evaluations, targets=[1e-2 * math.exp(-4), 1e-6]))
 
     assert [each.replace("\u202f", " ") for each in text] == [
         "The smallest test MSE is 3.35e\u22126, reached by plain PyTorch, 1 worker (batch 75) after 8 epochs "
@@ -513,8 +513,8 @@ def test_a_study_of_single_workers_is_headed_by_what_it_learned(golden):
     runs, evaluations = swept(lr=(1e-4, 1e-3))
     alone = runs[runs["backend"] == "serial"]
 
-    golden(sentences.headline(analyze(alone, evaluations)), "MSE")
-    assert sentences.headline(analyze(alone, evaluations)).endswith(("with batch 75 lr 1e-4", "with batch 75 lr 1e-3"))
+    golden(tables.headline(analyze(alone, evaluations)), "MSE")
+    assert tables.headline(analyze(alone, evaluations)).endswith(("with batch 75 lr 1e-4", "with batch 75 lr 1e-3"))
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from horovod_study.analysis.series.points import scaling_points
 from horovod_study.analysis.steps.accounting import outside_of, stalls_of, whole_epoch
 from horovod_study.analysis.steps.explanation import Explanation, Help, explain
 from horovod_study.analysis.study import Analysis
-from horovod_study.report.explanation import _runs_beside, page
 from horovod_study.report.page import html
-from horovod_study.report.page.sentences import answer_lines
+from horovod_study.report.page.tables import answer_lines
+from horovod_study.report.terminal import _runs_beside, page
 
 BATCH, STEPS = 75, 400
 NOT_STEADY = (

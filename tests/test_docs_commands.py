@@ -20,9 +20,10 @@ from make.waiting import PATIENCE_S
 
 from horovod_study import cli
 from horovod_study.analysis.machine import network
+from horovod_study.report import export
 from horovod_study.report.figures import catalogue
 from horovod_study.report.figures.bench import content as bench_content
-from horovod_study.report.page import html, paper
+from horovod_study.report.page import html
 
 MAKE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
@@ -267,7 +268,7 @@ def test_a_command_works_as_it_is_shown(
         return
     words = [word for word in words if word] + list(how.more)
     some = catalogue.drawings
-    for module in (catalogue, html, paper):  # tests/test_report.py draws all of them
+    for module in (catalogue, html, export):  # tests/test_report.py draws all of them
         monkeypatch.setattr(module, "drawings", lambda analysis: some(analysis)[:1])
     if words[0] == "report" and command != WHOLE:  # page and tables are the same for every option
         monkeypatch.setattr(html, "render", lambda analysis, against=None, printed=None: "")

@@ -17,10 +17,10 @@ from test_inspection import EFFECTIVE, recorded
 
 from horovod_study import api, cli, records
 from horovod_study.analysis.steps.explanation import Explanation, Help, explain
-from horovod_study.records import analysis_folder
-from horovod_study.report.explanation import page
+from horovod_study.records import tables
 from horovod_study.report.figures import catalogue
 from horovod_study.report.page import html
+from horovod_study.report.terminal import page
 
 TOTALS = {"samples_per_s": 18_000.0}
 
@@ -371,7 +371,7 @@ def test_a_report_of_runs_analyses_them_when_its_tables_are_missing_or_older(
     assert made() and len(table.read_text().splitlines()) == rows - 1
     assert not made() and made("--tables")
     with monkeypatch.context() as newer:
-        newer.setattr(analysis_folder, "__version__", "9.9")
+        newer.setattr(tables, "__version__", "9.9")
         assert records.is_older(runs / "analysis", runs)
     (runs / "analysis/source.json").unlink()
     assert made(), "what nobody draws is made again"

@@ -23,8 +23,9 @@ from horovod_study import cli
 from horovod_study.analysis.series.points import scaling_points
 from horovod_study.analysis.study import analyze
 from horovod_study.errors import ConfigError
+from horovod_study.report import grammar as panels
 from horovod_study.report.figures import catalogue
-from horovod_study.report.kit import files, panels, style
+from horovod_study.report.kit import files, style
 
 LOOKS = {
     "text sans": style.FigureFormat(),

@@ -20,10 +20,11 @@ from matplotlib.figure import Figure
 
 from horovod_study.analysis.series import culprits
 from horovod_study.analysis.study import analyze
+from horovod_study.report import grammar as panels
 from horovod_study.report.figures import catalogue, convergence
-from horovod_study.report.kit import panels, style
-from horovod_study.report.kit.panels import side_by_side
-from horovod_study.report.page import html, sentences
+from horovod_study.report.grammar import side_by_side
+from horovod_study.report.kit import style
+from horovod_study.report.page import html, tables
 from horovod_study.report.page.tables import REMEDIES, doubts_of
 from horovod_study.text import numbers
 
@@ -208,7 +209,7 @@ def told(analysis, **changes):
     step = None if step is None else {**found["step"], **step}
     found = {**found, "series": [best, *found["series"][1:]], "step": step, **changes.pop("found", {})}
     other = replace(analysis, provenance={**analysis.provenance, "findings": [found]}, **changes)
-    return sentences.subheadline(other).replace("\u202f", " ")
+    return tables.subheadline(other).replace("\u202f", " ")
 
 
 GROWTH = {"data": 0.1, "forward": 0.1, "backward": 0.2, "sync": 0.52, "update": 0.08}
@@ -242,9 +243,9 @@ def test_a_study_of_few_counts_or_of_one_full_machine_forecasts_nothing_and_says
 
 
 def test_of_all_sections_at_most_eight_follow_inside_a_step():
-    after = [each.place for each in html.SECTIONS if each.place not in ("scaling", "step")]
+    after = [place for place in html.SECTIONS if place not in ("scaling", "step")]
 
-    assert len(after) <= 8 and sum(each.more for each in html.SECTIONS) == 1
+    assert len(after) <= 8
 
 
 @pytest.mark.parametrize(("last", "of_three", "flat"), [(0.9, 3, True), (0.4, 3, False), (0.4, 1, True)])
@@ -353,7 +354,7 @@ def test_a_knee_that_is_open_or_doubtful_is_not_named(analysis, values):
 
 def test_without_a_forecast_there_is_no_knee(analysis):
     assert "cost more" not in told(analysis, holdout={"series": {}, "summary": {}})
-    assert sentences.subheadline(analyze(run_table((1,), ways=MPI[:1], failed=()))) == ""
+    assert tables.subheadline(analyze(run_table((1,), ways=MPI[:1], failed=()))) == ""
 
 
 @pytest.mark.parametrize(

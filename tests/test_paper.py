@@ -12,11 +12,11 @@ from make.synthetic_runs import run_table
 
 from horovod_study import cli
 from horovod_study.analysis.study import Analysis, analyze
+from horovod_study.report import export as paper
 from horovod_study.report.figures.catalogue import drawings
 from horovod_study.report.grammar import write_files
 from horovod_study.report.kit.files import latex
-from horovod_study.report.page import paper
-from horovod_study.report.page.sentences import sentences
+from horovod_study.report.page.tables import sentences
 
 pytestmark = pytest.mark.slow
 

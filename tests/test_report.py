@@ -18,9 +18,11 @@ from horovod_study.analysis.series.points import scaling_points
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
 from horovod_study.cli import main
 from horovod_study.errors import AnalysisError, RecordError
+from horovod_study.report import grammar as panels
 from horovod_study.report.figures import catalogue
-from horovod_study.report.kit import panels, style
-from horovod_study.report.page import html, sentences
+from horovod_study.report.kit import style
+from horovod_study.report.page import html
+from horovod_study.report.page import tables as sentences
 from horovod_study.report.page.tables import tables
 from horovod_study.text import numbers, words
 

@@ -11,10 +11,11 @@ from make.synthetic_runs import run_table
 
 from horovod_study import records
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
+from horovod_study.report import grammar as panels
 from horovod_study.report.figures import waiting
-from horovod_study.report.kit import panels, style
+from horovod_study.report.kit import style
 from horovod_study.report.kit.files import to_html
-from horovod_study.report.page import html, sentences
+from horovod_study.report.page import html, tables
 from horovod_study.report.page.tables import tables as page_tables
 
 pytestmark = pytest.mark.slow
@@ -57,7 +58,7 @@ def test_all_tables_and_documents_come_back_from_their_files(analysis, tmp_path)
     tables, documents = records.load_tables(tmp_path, TABLES, DOCUMENTS)
     again = Analysis(**tables, **documents)
 
-    assert sentences.waiting(again) == sentences.waiting(analysis)
+    assert tables.waiting(again) == tables.waiting(analysis)
     assert [to_html(table) for table in page_tables(again)] == [to_html(table) for table in page_tables(analysis)]
     assert {each.name: each.caption for each in figures_of(waiting, again)} == {
         each.name: each.caption for each in figures_of(waiting, analysis)
@@ -111,7 +112,7 @@ def test_two_counts_are_a_table_and_no_figure():
 
 
 def test_the_sentences_carry_the_numbers_of_the_tables(analysis, golden):
-    text = " ".join(sentences.waiting(analysis)).replace("\u202f", " ")
+    text = " ".join(tables.waiting(analysis)).replace("\u202f", " ")
     cell = analysis.synchronisation.query(
         "series == 'local horovod/mpi batch 75 cycle time as shipped idle cycle time as shipped' and workers == 4"
     ).iloc[0]

@@ -22,8 +22,7 @@ from horovod_study.analysis.study import analyze
 from horovod_study.errors import RecordError
 from horovod_study.report.kit import files
 from horovod_study.report.kit.files import latex, to_csv, to_latex
-from horovod_study.report.page.sentences import answer_lines, headline
-from horovod_study.report.page.tables import tables, write_tables
+from horovod_study.report.page.tables import answer_lines, headline, tables, write_tables
 from horovod_study.text import numbers
 from horovod_study.text.tables import Column, Group, Table, table_of, to_lines
 

@@ -9,27 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from horovod_study.cli.verbs import (
-    COLUMNS,
-    COUNT,
-    DIR,
-    FILE,
-    FLAG,
-    NUMBER,
-    PROGRAM,
-    Result,
-    Verb,
-    add_figure_arguments,
-    figure_look,
-    given,
-    option_name,
-    read_benches,
-    read_data,
-    runs_folder,
-    say_left_out,
-    whole,
-    written,
-)
+from horovod_study.cli import verbs
+from horovod_study.cli.verbs import COLUMNS, COUNT, DIR, FILE, FLAG, NAME, NUMBER, PATHS, Result, Verb, few_need, given
 from horovod_study.config.documents import read_bytes
 from horovod_study.config.options import Parser, add_run_options, run_values
 from horovod_study.config.workload import packaged
@@ -53,26 +34,28 @@ def _report_arguments(add: Parser) -> None:
     add("--target", type=float, nargs="+", metavar="MSE", help="test MSEs to which the times are compared")
     add("--columns", **COLUMNS)
     add("--tables", **FLAG, help="write only the tables: no figures, no page")
-    threads = "of runs: how many are read at a time (default: one per core, at most 4)"
-    add("--threads", type=whole(1), metavar="N", help=threads, more=True)
     bench = "of runs: what `horovod-study bench` measured of the machines (default: that of DIR/bench, if any)"
-    add("--bench", type=Path, nargs="+", metavar="bench.json", help=bench, more=True)
-    add_figure_arguments(add)
-    add("--pgf", **FLAG, help="write the figures as PGF too, for \\input; needs LaTeX", more=True)
     fail = "with --against: end with 1 if a throughput is certainly lower by so much or more, or a cell has vanished"
-    add("--fail-on", metavar="5%", help=fail, more=True)
-    add("--runs", type=Path, metavar="RUNS", help="with --check: where the run directories are now", more=True)
-    allow = "with --check: doubts that are known and do not end it with 1"
-    add("--allow", nargs="+", metavar="NAME", help=allow, more=True)
-    add("--files", **FLAG, help="print the path of every file that was written, and nothing else", more=True)
+    threads = {"type": verbs.whole(1), "metavar": "N"}
+    few_need(add, ("threads", threads, "of runs: how many are read at a time (default: one per core, at most 4)"))
+    few_need(add, ("bench", {"type": Path, "nargs": "+", "metavar": "bench.json"}, bench))
+    verbs.add_figure_arguments(add)
+    few_need(
+        add,
+        ("pgf", FLAG, "write the figures as PGF too, for \\input; needs LaTeX"),
+        ("fail-on", {"metavar": "5%"}, fail),
+        ("runs", {"type": Path, "metavar": "RUNS"}, "with --check: where the run directories are now"),
+        ("allow", {"nargs": "+", **NAME}, "with --check: doubts that are known and do not end it with 1"),
+        ("files", FLAG, "print the path of every file that was written, and nothing else"),
+    )
 
 
 def report(options: argparse.Namespace) -> Result:
     """Write figures, tables and page of a study; check or compare them."""
     from horovod_study import api
 
-    asked = {name: value for name, value in vars(options).items() if name not in PROGRAM}
-    return Result(**api.report(runs_folder(asked.pop("directory")), **asked))
+    asked = {name: value for name, value in vars(options).items() if name not in verbs.PROGRAM}
+    return Result(**api.report(verbs.runs_folder(asked.pop("directory")), **asked))
 
 
 def _export_arguments(add: Parser) -> None:
@@ -100,11 +83,11 @@ def export(options: argparse.Namespace) -> Result:
         accept(checked(str, choices=_KINDS), kind, "report", name="--export")
     several, found = len(kinds) > 1, []
     how: dict[str, Any] = {"study_file": place if place.suffix in (".yaml", ".yml") else None}
-    how["data"] = read_data(place) if str(place) == "-" else None
+    how["data"] = verbs.read_data(place) if str(place) == "-" else None
     for kind in kinds:
         out = options.out / kind if several and options.out else options.out
         steps = None if several and kind != "trace" else options.steps
-        found.append(api.export(runs_folder(place), kind, out=out, steps=steps, **how))
+        found.append(api.export(verbs.runs_folder(place), kind, out=out, steps=steps, **how))
     joined: dict[str, Any] = {
         name: [each for told in found for each in told[name]] for name in ("lines", "files", "doubts")
     }
@@ -136,28 +119,30 @@ def _explain_arguments(add: Parser) -> None:
     add("--out", **DIR, help="receives what is said, as text and JSON, and figures")
     residual = "of --part account: end with 1 where more is unexplained, such as 5%%, of a rank's step or of a growth"
     add("--max-residual", metavar="PERCENT", help=residual, more=True)
-    add_figure_arguments(add)
-    for name, kind, text in (
-        ("runtime", {"nargs": "+", "metavar": "NAME"}, "how workers communicate (default: those usual here)"),
-        ("workers", COUNT, "workers (default: one per core)"),
-        ("rounds", COUNT, "launches of all arms (default 5)"),
-        ("no-turns", {**FLAG, "default": None}, "run the arms one after the other, also where they could alternate"),
-    ):
-        add(f"--{name}", **kind, help=f"with --measure: {text}", more=True)
+    verbs.add_figure_arguments(add)
+    apart = "with --measure: run the arms one after the other, also where they could alternate"
+    few_need(
+        add,
+        ("runtime", {"nargs": "+", **NAME}, "with --measure: how workers communicate (default: those usual here)"),
+        ("workers", COUNT, "with --measure: workers (default: one per core)"),
+        ("rounds", COUNT, "with --measure: launches of all arms (default 5)"),
+        ("no-turns", {**FLAG, "default": None}, apart),
+    )
     add_run_options(add, hidden=packaged().options)
     add.epilog = "With --measure, options of `horovod-study strain train` too, such as --batch. See docs/explain.md."
 
 
 def explain(options: argparse.Namespace) -> Result:
     """Explain a run or a study: where the time goes, who is slow."""
-    from horovod_study.report.explanation import explained
-    from horovod_study.report.terminal import foreign
+    from horovod_study.report.terminal import explained, foreign
 
     part, places = options.part, options.places
     asked = "--measure" if options.measure else f"--part {part}"
     takers = {"max_residual": "--part account"}  # of options that only these take
     takers |= dict.fromkeys(("runtime", "workers", "rounds", "no_turns", *packaged().options), "--measure")
-    idle = {option_name(name): taker for name, taker in takers.items() if getattr(options, name, None) is not None}
+    idle = {
+        verbs.option_name(name): taker for name, taker in takers.items() if getattr(options, name, None) is not None
+    }
     several = part in ("steps", "timeline", "system") and places[1:]
     refuse(
         "explain",
@@ -171,7 +156,7 @@ def explain(options: argparse.Namespace) -> Result:
     told = foreign(places, options.out) if part is None else None
     if told is not None:
         return Result(**told)
-    options.places = [runs_folder(place) for place in places]
+    options.places = [verbs.runs_folder(place) for place in places]
     part = "sync" if options.measure else part
     return Result(**explained(options.places, options.out)) if part is None else PARTS[part](options)
 
@@ -180,17 +165,18 @@ def _steps(options: argparse.Namespace) -> Result:
     """One run: whether its laps add up, which rank is slow, what paused, and what else it recorded."""
     from horovod_study import records
     from horovod_study.analysis.steps.explanation import inspect
-    from horovod_study.report.figures.inspection import result_lines, system_lines, write_inspection, write_system_of
+    from horovod_study.report.figures.inspection import result_lines, system_lines, write_system_of
     from horovod_study.report.kit.files import figure_lines
 
     run, beside = records.recorded_run(options.places[0]), records.run_side_files(options.places[0])
-    found, out, look = inspect(run, beside), options.out, figure_look(options)
+    found, out = inspect(run, beside), options.out
+    drawn = write_system_of(run, beside, out, look=verbs.figure_look(options)) if out else []
     if options.part == "system":
         lines = system_lines(found) or [f"System: {found.system['why_not']}."]
-        paths = write_system_of(run, beside, out, look=look) if out else []
-        return Result(document=records.facts(found, "name", "system"), lines=lines, files=paths)
-    paths = write_inspection(found, run, beside, out, look=look) if out else []
-    return Result(document=records.finite(found), lines=[*result_lines(found), *figure_lines(paths)], files=paths)
+        return Result(document=records.facts(found, "name", "system"), lines=lines, files=drawn)
+    document, lines = records.finite(found), result_lines(found)
+    paths = [*verbs.kept(out, {"inspect.json": document, "inspect.txt": lines}), *drawn]
+    return Result(document=document, lines=[*lines, *figure_lines(paths)], files=paths)
 
 
 def _account(options: argparse.Namespace) -> Result:
@@ -198,17 +184,18 @@ def _account(options: argparse.Namespace) -> Result:
     from horovod_study import records
     from horovod_study.analysis.steps.accounting import account as account_all
     from horovod_study.analysis.steps.accounting import account_run, allowed_share, gate
-    from horovod_study.report.terminal import account_lines, write_accounting
+    from horovod_study.report.terminal import account_lines
 
     allowed = None if options.max_residual is None else allowed_share(options.max_residual)
     left_out: dict[str, str] = {}
     table, runs = records.recorded_runs(options.places, left_out=left_out)
-    say_left_out(left_out)
+    verbs.say_left_out(left_out)
     found = account_all(table, [account_run(run) for run in runs])
     judged = None if allowed is None else gate(found, allowed)
-    paths = write_accounting(found, judged, options.out) if options.out else []
-    document, code = {**records.finite(found), "gate": judged}, 1 if judged is not None and judged.over else 0
-    return Result(document=document, lines=account_lines(found, judged), files=paths, exit_code=code)
+    document, lines = {**records.finite(found), "gate": records.finite(judged)}, account_lines(found, judged)
+    tables = {"accounting.csv": found.cells, "accounting-runs.csv": found.run_rows()}
+    paths = verbs.kept(options.out, {"accounting.json": document, "accounting.txt": lines, **tables})
+    return Result(document=document, lines=lines, files=paths, exit_code=int(judged is not None and bool(judged.over)))
 
 
 def _sync(options: argparse.Namespace) -> Result:
@@ -227,7 +214,7 @@ def _sync(options: argparse.Namespace) -> Result:
     else:
         left_out: dict[str, str] = {}
         directories = [directory for directory, _, _ in records.found_runs(*options.places, left_out=left_out)]
-        say_left_out(left_out)
+        verbs.say_left_out(left_out)
     slices = cache(records.read_turns)
     seen = []
     for directory in directories:
@@ -261,14 +248,16 @@ def _timeline(options: argparse.Namespace) -> Result:
     """Horovod's collectives, from its timeline: negotiation, queue, copies, transfer."""
     from horovod_study.analysis.steps.timeline import decompose, parse_events
     from horovod_study.records import finite
-    from horovod_study.report.terminal import timeline_lines, write_timeline
+    from horovod_study.report.terminal import timeline_lines
 
     path, text = _read_timeline(options.places[0])
     events, doubts = parse_events(text, source=str(path))
     found = decompose(events, source=str(path), doubts=doubts)
-    paths = write_timeline(found, options.out or path.parent / "timeline", source=str(path))
-    document = {"source": str(path), **finite(found)}
-    return Result(document=document, lines=timeline_lines(found, source=str(path)), files=paths, doubts=found.doubts)
+    document, lines = {"source": str(path), **finite(found)}, timeline_lines(found, source=str(path))
+    text = [*lines, "", *(f"Doubt: {doubt}." for doubt in found.doubts)]
+    files = {"timeline.json": document, "timeline.csv": found.table, "timeline.txt": text}
+    paths = verbs.kept(options.out or path.parent / "timeline", files)
+    return Result(document=document, lines=lines, files=paths, doubts=found.doubts)
 
 
 PARTS: Mapping[str, Callable[[argparse.Namespace], Result]] = {
@@ -294,20 +283,23 @@ def _predict_arguments(add: Parser) -> None:
     add("--model-parallel", **FLAG, help="or split the model? " + _FORM.format("--model-parallel"))
     add("--columns", **COLUMNS, more=True)
     baseline = "of laws: throughput that counts as speedup 1 (default: per worker at the smallest worker count)"
-    add("--baseline", type=float, metavar="SAMPLES_PER_S", help=baseline, more=True)
-    add("--rolling", **FLAG, help="with --holdout: hide one count, two, ... up to K", more=True)
-    add("--workers-per-node", **COUNT, help="workers that fill a node", more=True)
-    batch = "samples per worker and step there: one, or one per count"
-    add("--batch", type=float, nargs="+", metavar="B", help=batch, more=True)
-    add("--global-batch", type=float, metavar="B", help="... or of all workers together", more=True)
-    add("--bench", **FILE, help="a measured network: bench.json, or as in --simulate", more=True)
-    add("--gradient-mb", **NUMBER, help="1e6 bytes of gradients, where FILE has no model", more=True)
-    add("--gpu-hours", **NUMBER, help="the fastest count within so many GPU hours", more=True)
-    add("--price-per-gpu-hour", **NUMBER, help="... and what it costs", more=True)
     target = "the shortest time to a target that takes X samples, or X samples with N workers"
-    add("--target-samples", nargs="+", metavar="X|N:X", help=target, more=True)
-    marginal = "the knee: least gain of one more worker, of the mean one's (default 0.5)"
-    add("--marginal", **NUMBER, default=0.5, help=marginal, more=True)
+    size: dict[str, Any] = {"type": float, "metavar": "B"}
+    knee = "the knee: least gain of one more worker, of the mean one's (default 0.5)"
+    few_need(
+        add,
+        ("baseline", {"type": float, "metavar": "SAMPLES_PER_S"}, baseline),
+        ("rolling", FLAG, "with --holdout: hide one count, two, ... up to K"),
+        ("workers-per-node", COUNT, "workers that fill a node"),
+        ("batch", {**size, "nargs": "+"}, "samples per worker and step there: one, or one per count"),
+        ("global-batch", size, "... or of all workers together"),
+        ("bench", FILE, "a measured network: bench.json, or as in --simulate"),
+        ("gradient-mb", NUMBER, "1e6 bytes of gradients, where FILE has no model"),
+        ("gpu-hours", NUMBER, "the fastest count within so many GPU hours"),
+        ("price-per-gpu-hour", NUMBER, "... and what it costs"),
+        ("target-samples", {"nargs": "+", "metavar": "X|N:X"}, target),
+        ("marginal", {**NUMBER, "default": 0.5}, knee),
+    )
     add.epilog = "Laws, points files and what the doubts mean: docs/predict.md"
 
 
@@ -319,7 +311,7 @@ def predict(options: argparse.Namespace) -> Result:
 
     points = _points(options)
     size = None if options.gradient_mb is None else options.gradient_mb * 1e6
-    bench = read_benches([options.bench], gradient_bytes=size)[-1][0] if options.bench else None
+    bench = verbs.read_benches([options.bench], gradient_bytes=size)[-1][0] if options.bench else None
     known, batch = {**given(options, "workers_per_node"), "bench": bench}, given(options, "batch", "global_batch")
     questions: Any = asked(recommendation.Questions, given(options, *recommendation.Questions.model_fields), "predict")
     recommended = options.recommend or questions != recommendation.Questions()
@@ -397,9 +389,9 @@ def _points(options: argparse.Namespace) -> "pd.DataFrame":
 
     left_out: dict[str, str] = {}
     source = str(options.points)
-    data = read_data(options.points) if source == "-" else None
+    data = verbs.read_data(options.points) if source == "-" else None
     points = read_points(source, columns=parse_columns(options.columns), left_out=left_out, data=data)
-    say_left_out(left_out)
+    verbs.say_left_out(left_out)
     if points.attrs["read"]:
         print(printable(f"{source} read as: {points.attrs['read']}"), file=sys.stderr)
     return points
@@ -412,7 +404,7 @@ def _simulate_arguments(add: Parser) -> None:
     add("--simulate", **FLAG, help=argparse.SUPPRESS)
     add("--workers", **COUNT, nargs="+", default=_TYPICAL_COUNTS, help="(default 1 2 4 8 ... 1024)")
     add("--scaling", default="weak", metavar="weak|strong", help="batch per worker or per step fixed")
-    add("--run", type=Path, nargs="+", default=[], metavar="RUN_DIR", help="recorded runs: computing")
+    add("--run", **PATHS, help="recorded runs: computing")
     bench = "measured networks: bench.json, or what nccl-tests, rccl-tests or osu_allreduce printed; OUT.txt@4x8 says "
     add("--bench", **FILE, nargs="+", default=[], help=bench + "4 nodes with 8 workers each")
     add("--alpha-us", **NUMBER, help="or directly: microseconds of an empty message, ...")
@@ -422,24 +414,24 @@ def _simulate_arguments(add: Parser) -> None:
     what_if = "as bandwidth=2x cycle=0,batch=8x algorithm=ps"
     add("--what-if", nargs="+", default=[], metavar="KEY=VALUE", help=what_if)
     add("--out", **DIR, help="receives figure, CSV, JSON and table")
-    for name, kind, text in (
+    few_need(
+        add,
         ("global-batch", COUNT, "of strong scaling (default: of the smallest worker count)"),
-        ("beside", {"type": Path, "nargs": "+", "default": [], "metavar": "RUN_DIR"}, "runs of one worker made then"),
-        ("way", {"metavar": "NAME"}, "which way of the networks (default: of the run, else the quickest)"),
+        ("beside", PATHS, "runs of one worker made then"),
+        ("way", NAME, "which way of the networks (default: of the run, else the quickest)"),
         ("network", {"type": Path, "metavar": "FILE.yaml"}, "or a described one, see experiments/networks"),
         ("workers-per-node", COUNT, "workers that fill a node"),
         ("compute-fixed-ms", NUMBER, "the part of --compute-ms that does not depend on the batch, ..."),
         ("compute-cv", NUMBER, "... its standard deviation / mean (default 0)"),
         ("batch", COUNT, "samples per worker and step (default: of the run)"),
         ("buckets", COUNT, "sent during backward (default 1: after backward)"),
-        ("algorithm", {"metavar": "NAME"}, "auto, ring, tree, doubling, halving, hierarchical or ps"),
+        ("algorithm", NAME, "auto, ring, tree, doubling, halving, hierarchical or ps"),
         ("overhead-us", NUMBER, "of the runtime, for each message"),
         ("cycle-ms", NUMBER, "Horovod's cycle; 0: new gradients end it"),
         ("fusion-mb", NUMBER, "MiB that go into one message at most"),
         ("seed", {**COUNT, "default": 1}, "of the simulated steps (default 1)"),
-    ):
-        add(f"--{name}", **kind, help=text, more=True)
-    add_figure_arguments(add)
+    )
+    verbs.add_figure_arguments(add)
 
 
 def simulate(options: argparse.Namespace) -> Result:
@@ -449,12 +441,12 @@ def simulate(options: argparse.Namespace) -> Result:
     from horovod_study.config.documents import load_yaml
     from horovod_study.config.doors import asked
     from horovod_study.records import recorded_run
-    from horovod_study.report.figures.simulation import content, text, write_simulation
+    from horovod_study.report.figures.simulation import content, drawing, text
 
     said = asked(Given, given(options, *Given.model_fields), "simulate")
     runs = [run_times(recorded_run(each)) for each in options.run]
     size = runs[0].gradient_bytes if runs and options.gradient_mb is None else (options.gradient_mb or 0.0) * 1e6
-    read = read_benches(options.bench, gradient_bytes=size or None)
+    read = verbs.read_benches(options.bench, gradient_bytes=size or None)
     benches, set_aside = largest_of_each_kind(read)
     network = options.network and scaling.network_from(load_yaml(options.network), source=str(options.network))
     calibration = calibrate(
@@ -468,10 +460,12 @@ def simulate(options: argparse.Namespace) -> Result:
     scenarios = scaling.what_if(calibration, options.what_if)
     table = scaling.simulate(scenarios, options.workers, global_batch=options.global_batch, seed=options.seed)
     doubts = [*set_aside, *scaling.all_doubts(scenarios, options.workers, global_batch=options.global_batch)]
-    look = figure_look(options)
-    paths = write_simulation(table, calibration, doubts, options.out, look=look) if options.out else []
-    lines = [text(table, calibration), *written(paths)]
-    return Result(document=content(table, calibration, doubts), lines=lines, files=paths or None, doubts=doubts)
+    document, told, drawn = content(table, calibration, doubts), text(table, calibration), drawing(table, calibration)
+    files = {"csv": table, "json": document, "txt": drawn.caption}
+    contents = {f"simulation.{form}": each for form, each in files.items()}
+    contents["simulation_table.txt"] = [told, *(f"doubt: {each}" for each in doubts)]
+    paths = verbs.kept(options.out, contents, {"simulation": drawn.draw}, look=verbs.figure_look(options))
+    return Result(document=document, lines=[told, *verbs.written(paths)], files=paths or None, doubts=doubts)
 
 
 def _model_parallel_arguments(add: Parser) -> None:
@@ -488,11 +482,12 @@ def _model_parallel_arguments(add: Parser) -> None:
     add("--bench", **FILE, help="a measured network: bench.json, or as in --simulate")
     add("--alpha-us", **NUMBER, help="or directly: microseconds of an empty message, ...")
     add("--gb-per-s", **NUMBER, help="... and GB (1e9 bytes) per second")
-    way = "which way of --bench (default: the quickest for the gradients)"
-    add("--way", metavar="NAME", help=way, more=True)
-    add("--optimizer", metavar="adam|adamw|sgd", help="whose state is kept (default adam)", more=True)
-    precision = "of the activations (default fp32)"
-    add("--precision", metavar="fp32|tf32|bf16|fp16", help=precision, more=True)
+    few_need(
+        add,
+        ("way", NAME, "which way of --bench (default: the quickest for the gradients)"),
+        ("optimizer", {"metavar": "adam|adamw|sgd"}, "whose state is kept (default adam)"),
+        ("precision", {"metavar": "fp32|tf32|bf16|fp16"}, "of the activations (default fp32)"),
+    )
 
 
 def model_parallel(options: argparse.Namespace) -> Result:
@@ -506,7 +501,7 @@ def model_parallel(options: argparse.Namespace) -> Result:
 
     source = str(options.model or "")
     model = advice.layered_model(load_yaml(options.model), source=source) if options.model else None
-    bench = read_benches([options.bench], gradient_bytes=math.nan)[-1] if options.bench else None
+    bench = verbs.read_benches([options.bench], gradient_bytes=math.nan)[-1] if options.bench else None
     recorded = options.run and (asdict(read_run(options.run)), str(options.run))
     case = advice.case_of(vars(options), model=model, bench=bench, run=recorded, memory_of=worker_memory)
     found = advice.advise(case)

@@ -3,7 +3,6 @@
 import argparse
 import os
 import shlex
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -229,7 +228,7 @@ def _command(options: argparse.Namespace) -> str:
 def _conclude(options: argparse.Namespace, study: Any, command: str, result: Any) -> int:
     """Report the study if any of it is done, print what it came to, and return the exit code."""
     from horovod_study import api
-    from horovod_study.report.page.sentences import answer_lines
+    from horovod_study.report.page.tables import answer_lines
 
     if result.planned_only or result.interrupted or not result.ledger.count("done"):
         return int(result.exit_code)
@@ -377,24 +376,15 @@ def record(options: argparse.Namespace) -> int:
     for place in places:
         records.require_no_run(place)
     own = {name: value for name, _, value in named_options}
-    requested = {"typed": typed(options, command), "typed_in": os.getcwd()}
+    words = options.words[: len(options.words) - len(command)]
+    words += ["--"] * (words[-1:] != ["--"])
+    requested = {"typed": ["horovod-study", *words, *command], "typed_in": os.getcwd()}
     of_script = {**given(options, "batch", "model_name"), "own": own, "requested": requested}
     for repeat, place in enumerate(places, options.repeat):
         code = recorded.record(command, place, {**common, "repeat": repeat}, of_script, steps=steps, rate=options.rate)
         if code:  # what has failed once is not run again, nor after Ctrl-C
             break
     return code
-
-
-def typed(options: argparse.Namespace, command: Sequence[str]) -> list[str]:
-    """Return the words of this recording as they can be typed again, without options that have their defaults."""
-    parser = Parser()
-    _record_arguments(parser)
-    usual = vars(parser.parse_args([]))
-    told = {name: getattr(options, name) for name in usual if name not in ("command", "option")}
-    words = [word for name, value in told.items() if value != usual[name] for word in (option_name(name), str(value))]
-    own = [word for each in options.option for word in ("--option", each)]
-    return ["horovod-study", "record", *words, *own, "--", *command]
 
 
 VERBS = (

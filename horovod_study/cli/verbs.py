@@ -41,9 +41,17 @@ COUNT: Mapping[str, Any] = {"type": int, "metavar": "N"}
 NUMBER: Mapping[str, Any] = {"type": float, "metavar": "X"}
 DIR: Mapping[str, Any] = {"type": Path, "metavar": "DIR"}
 FILE: Mapping[str, Any] = {"type": Path, "metavar": "FILE"}
+PATHS: Mapping[str, Any] = {"type": Path, "nargs": "+", "default": [], "metavar": "RUN_DIR"}
+NAME: Mapping[str, Any] = {"metavar": "NAME"}
 COLUMNS: dict[str, Any] = {"nargs": "+", "metavar": "WHAT=NAME", "default": []}
 COLUMNS |= {"help": "what columns of a table are, where names do not say it: workers=N"}
 """Kinds of options, as `add_argument` takes them: a switch, one that is on, one that may be given again, values."""
+
+
+def few_need(add: Parser, *options: tuple[str, Mapping[str, Any], str]) -> None:
+    """Declare options that --help-all alone shows: the name, kind and help of each."""
+    for name, kind, text in options:
+        add(f"--{name}", **kind, help=text, more=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +60,7 @@ class Result:
 
     document: Mapping[str, Any]
     lines: Iterable[str]
-    files: Sequence[Path] | None = None
-    """What was written, which the document names last."""
+    files: Sequence[Path] | None = None  # what was written, which the document names last
     doubts: Iterable[str] = ()
     exit_code: int = 0
 
@@ -79,12 +86,10 @@ class Verb:
     run: Callable[[argparse.Namespace], int | Result] | None = None
     """Returns what there is to say, or the exit code where all is said."""
     add_arguments: Callable[[Parser], None] = lambda parser: None
-    summary: str | None = None
-    """Without one, the first line of `run`'s docstring is shown."""
+    summary: str | None = None  # without one, the first line of `run`'s docstring is shown
     verbs: tuple["Verb", ...] = ()
     aliases: tuple[str, ...] = ()
-    json: bool = True
-    """Whether it takes --json."""
+    json: bool = True  # whether it takes --json
 
     def add_to(self, verbs: Any) -> None:
         """Declare this verb and those below it; a form of another verb, `verb --flag`, is not in the list of verbs."""
@@ -104,10 +109,9 @@ class Verb:
 
 def add_figure_arguments(parser: Parser) -> None:
     """Declare how wide figures are on paper, and their letters."""
-    width = "width of the figures on paper: text is 150 mm, column 71 mm (default text)"
-    parser.add_argument("--width", default="text", metavar="text|column|MM", help=width, more=True)
-    font = "letters of the figures (default sans)"
-    parser.add_argument("--font", default="sans", metavar="sans|serif", help=font, more=True)
+    width, font = {"default": "text", "metavar": "text|column|MM"}, {"default": "sans", "metavar": "sans|serif"}
+    wide = "width of the figures on paper: text is 150 mm, column 71 mm (default text)"
+    few_need(parser, ("width", width, wide), ("font", font, "letters of the figures (default sans)"))
 
 
 def figure_look(options: argparse.Namespace) -> Any:
@@ -158,6 +162,13 @@ def runs_of(file: Path, name: str) -> Path:
     """Return `runs` here, or that beside the study file where there alone the study has runs."""
     here, beside = Path("runs"), file.parent / "runs"
     return beside if (beside / name).is_dir() and not (here / name).is_dir() else here
+
+
+def kept(out: Path | None, *contents: Any, **how: Any) -> list[Path]:
+    """Write files where a verb has an --out, as `write_result` takes them; return the paths."""
+    from horovod_study.report.kit.files import write_result
+
+    return write_result(out, *contents, **how) if out else []
 
 
 def written(paths: Sequence[Path]) -> list[str]:

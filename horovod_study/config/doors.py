@@ -98,21 +98,14 @@ def _text(value: Any) -> Any:
     return str(value)
 
 
-def _flag(value: Any) -> Any:
-    if not isinstance(value, bool):
-        raise _refused("true or false")
-    return value
-
-
 Whole = Annotated[int, BeforeValidator(_whole)]
 Number = Annotated[float, BeforeValidator(_number)]
 Text = Annotated[str, BeforeValidator(_text), pydantic.WithJsonSchema({"type": ["string", "number"]})]
-Flag = Annotated[bool, BeforeValidator(_flag)]
+Flag = pydantic.StrictBool
 KINDS: Mapping[type, Any] = {int: Whole, float: Number, str: Text, bool: Flag}
 
 
-at_least, above = Ge, Gt
-"""What follows a number in Annotated that may be so much or more, and one that must exceed it."""
+at_least, above = Ge, Gt  # what follows a number in Annotated that may be so much or more, and one that must exceed it
 
 
 @dataclass(frozen=True)

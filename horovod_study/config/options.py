@@ -122,8 +122,7 @@ SET_BY_RANGE_TEST = (
     *named(OPTIONS, Role.RUNTIME | Role.PROBE | Role.TARGET),
     *(name for name in named(OPTIONS, Role.RATE) if not OPTIONS[name].roles & Role.SEVERAL),
     "seconds",
-)
-"""Options of a run that have no place in a learning-rate range test."""
+)  # options of a run that have no place in a learning-rate range test
 
 _COURSE = named(OPTIONS, Role.RUNTIME | Role.COURSE | Role.NAMING | Role.PROBE)
 SET_BY_COMPARE = (*(name for name in _COURSE if name != "partition"), "epochs")
@@ -133,8 +132,7 @@ SET_BY_ATTRIBUTION = (
     *SET_BY_COMPARE,
     *(name for name in _BUDGETS if name not in ("epochs", "steps")),
     *(name for name, each in OPTIONS.items() if each.attributed),
-)
-"""Options of a run that the experiment of `attribute` sets itself."""
+)  # options of a run that the experiment of `attribute` sets itself
 
 BY_RUNTIME = dict.fromkeys(named(OPTIONS, Role.RUNTIME), "use --runtime")
 """What to use instead of the options that name a runtime."""

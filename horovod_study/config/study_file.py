@@ -43,8 +43,7 @@ def _share(value: Any) -> float:
     return number
 
 
-Share = Annotated[float, BeforeValidator(_share, json_schema_input_type=float | str)]
-"""A precision: "2 %" or 0.02."""
+Share = Annotated[float, BeforeValidator(_share, json_schema_input_type=float | str)]  # a precision: "2 %" or 0.02
 _PATH = r"([^/\x00-\x1f]{0,250}/)*[^/\x00-\x1f]{1,250}"
 _Place = Annotated[Text, matching(_PATH, "it must be the name of a file, of at most 250 characters, or a path")]
 _Positive = Annotated[Number, above(0)]

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from horovod_study.errors import BackendError
 
-_DIGITS = "[0-9]{1,18}"
-"""Longer texts are no number of anything; beyond 4,300 digits Python itself refuses to read one."""
+_DIGITS = "[0-9]{1,18}"  # longer texts are no number of anything; beyond 4,300 digits Python itself refuses to read one
 _DECIMAL = ("CYCLE_TIME", "IDLE_CYCLE_TIME", "AUTOTUNE_GAUSSIAN_PROCESS_NOISE")
 OF_HOROVOD = (
     *_DECIMAL,
@@ -28,8 +27,7 @@ OF_HOROVOD = (
     ADASUM_MPI_CHUNK_SIZE TIMELINE_MARK_CYCLES LOG_HIDE_TIME AUTOTUNE AUTOTUNE_WARMUP_SAMPLES
     AUTOTUNE_STEPS_PER_SAMPLE AUTOTUNE_BAYES_OPT_MAX_SAMPLES
     """.split(),
-)
-"""Variables of Horovod, without HOROVOD_, that hold numbers; it takes anything else for 0, or ends in an exception."""
+)  # variables of Horovod, without HOROVOD_, that hold numbers; it takes anything else for 0, or ends in an exception
 
 
 def refuse_other_than_numbers(environ: Mapping[str, str]) -> None:

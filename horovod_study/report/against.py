@@ -12,10 +12,9 @@ from typing import Any
 
 from horovod_study.analysis.against import ALIKE, BETTER, FAILED, METRICS, TOO_FEW, WORSE, StudyComparison
 from horovod_study.records import facts, finite
-from horovod_study.report.grammar import Figure, Guide, Panel, Points, write_files
+from horovod_study.report.grammar import Figure, Guide, Panel, Points, judged_handles, write_files
 from horovod_study.report.kit import style
 from horovod_study.report.kit.files import FORMS, write_result
-from horovod_study.report.kit.panels import judged_handles
 from horovod_study.text.numbers import THIN, known, quoted, rounded, scientific, signed
 from horovod_study.text.tables import NOTHING, Cell, Column, Row, Table, grouped, to_lines
 from horovod_study.text.words import one_line, plural, printable

@@ -1,8 +1,9 @@
-"""Recorded runs as files of other programs: Chrome traces, TensorBoard, Weights & Biases offline, MLflow, Extra-P, ZIP.
+"""Recorded runs for others: Chrome traces, TensorBoard, Weights & Biases offline, MLflow, Extra-P, ZIP, a thesis.
 
 Each tracker's own package writes its files (`pip install .[export]`, or `make extras`); nothing is sent anywhere.
 An archive holds runs, tables and page of a study: unpacked anywhere, `horovod-study report DIR --check` makes every
-number again. Equal studies give equal bytes.
+number again. Equal studies give equal bytes. A paper is a section to be pasted and compiled: what was found, how it was
+measured, what threatens it, with sentences, tables and figures of the page in LaTeX; its folder stands alone.
 """
 
 import errno
@@ -11,12 +12,15 @@ import json
 import logging
 import math
 import os
+import re
 import shutil
 import sys
 import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
+from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -25,12 +29,15 @@ from horovod_study import __version__, records
 from horovod_study.analysis.series.exchange import history
 from horovod_study.analysis.steps.timeline import events
 from horovod_study.analysis.study import Analysis
-from horovod_study.config.documents import open_file
+from horovod_study.config.documents import open_file, read_bytes
 from horovod_study.errors import ConfigError, RecordError, refuse
-from horovod_study.files import PART, append_text, new_file, not_written, unfinished, write_file, writing
-from horovod_study.report.page.paper import MAX_COMMANDS, reproduction
-from horovod_study.report.page.sentences import answer
+from horovod_study.files import PART, append_text, new_file, not_written, result_folder, unfinished, write_file, writing
+from horovod_study.report.figures.catalogue import drawings
+from horovod_study.report.grammar import Figure
+from horovod_study.report.kit.files import TEX, caption_command, latex, to_latex
+from horovod_study.report.page.tables import answer, learned, sentences, tables, told_doubts
 from horovod_study.text.numbers import THIN, amount
+from horovod_study.text.tables import table_of
 from horovod_study.text.words import listed, plural
 
 if TYPE_CHECKING:
@@ -39,24 +46,6 @@ if TYPE_CHECKING:
 _WRITABLE = "choose a writable --out"
 _ROOM_BYTES = 65_536  # where these find no room afterwards, what was written may be cut: W&B writes 32 KiB at a time
 _ATTEMPTS = ".attempts"  # the one hidden folder of a study that holds runs, which `report --check` looks at
-_README = """# Scaling of {studies}
-
-{answer}
-
-{size}.
-
-With horovod_study {version} (its part for analysis needs no PyTorch and no MPI):
-
-    horovod-study report {table} --check
-
-makes every number of the tables, figures and page again from the rows of single steps, and compares digests. It names
-doubts, too, and ends with 1 where there are any; `--allow NAME ...` accepts them. `{table}/report.html` is the
-page; `run.json` of each folder says of a run what was asked for and in effect; authors and licence are yours to add.
-
-Made with {made_with}:
-
-    {commands}
-"""
 _FIRST_DAY = (1980, 1, 1, 0, 0, 0)  # the earliest time that a ZIP archive can name
 
 
@@ -231,15 +220,19 @@ def write_archive(
     lines += [f"left out: {plural(len(left_out), 'checkpoint')}, {sizes[1]}, which no number needs"] * bool(left_out)
     made_with, commands = reproduction(analysis, source)
     commands = list(dict.fromkeys([*analysis.provenance["commands"], *commands]))[:MAX_COMMANDS]
-    readme = _README.format(
-        studies=listed([f"{each}" for each in analysis.provenance["studies"]] or ["a training"]),
-        answer=" ".join(answer(analysis)).replace(THIN, " "),
-        size="; ".join(lines),
-        version=__version__,
-        table=table,
-        made_with=made_with or "the commands",
-        commands="\n    ".join(commands),
-    ).encode("utf-8", "backslashreplace")
+    readme = (
+        _template("readme.md")
+        .format(
+            studies=listed([f"{each}" for each in analysis.provenance["studies"]] or ["a training"]),
+            answer=" ".join(answer(analysis)).replace(THIN, " "),
+            size="; ".join(lines),
+            version=__version__,
+            table=table,
+            made_with=made_with or "the commands",
+            commands="\n    ".join(commands),
+        )
+        .encode("utf-8", "backslashreplace")
+    )
     began = [datetime.fromisoformat(f"{each}").timetuple()[:6] for each in analysis.provenance["started"][-1:]]
     path = path or runs.with_name(f"{runs.name}.zip")
     with writing(path, _WRITABLE):
@@ -273,3 +266,106 @@ def _belongs(directory: Path, source: Mapping[str, Any]) -> tuple[dict[str, Path
         elif not hidden and not within.endswith(PART):
             files[within] = each
     return files, left_out, places[1].relative_to(common).as_posix()
+
+
+FIGURES = ("speedup", "efficiency", "breakdown", "boundary", "transport_ratio", "forecast")
+RESULTS = ("points", "transports", "laws", "forecast")
+APPENDIX = ("measurement", "environment", "failed")
+"""Figures and tables that are taken where the study has them, in this order."""
+
+_LIBRARIES = {"horovod": "Horovod~\\cite{sergeev2018horovod}", "ddp": "PyTorch DDP~\\cite{li2020pytorch}"}
+
+
+def write_paper(analysis: Analysis, directory: Path, source: Mapping[str, Any]) -> list[Path]:
+    """Write the folder `paper` of a report in `directory`, and return the paths, the section first.
+
+    The figures are those that the report has drawn. `source` is what is known of where the tables come from
+    (`records.read_source`): digests of the files of each run, versions.
+    Raises RecordError when the folder cannot be written.
+    """
+    drawn = {each.name: each for each in drawings(analysis)}
+    figures = [drawn[name] for name in FIGURES if name in drawn]
+    run_files = sorted((source.get("run_files") or {}).items())
+    digests = replace(
+        table_of(("Run", "Digest"), [(run, of["run.json"]) for run, of in run_files if "run.json" in of], texts=(0, 1)),
+        name="digests",
+        title="Digests of the runs",
+        caption="Of the record of each run (run.json), as the analysis read it; source.json has those of all files.",
+    )
+    made = {table.name: table for table in (*tables(analysis), digests)}
+    results, appendix = ([name for name in names if name in made] for names in (RESULTS, (*APPENDIX, "digests")))
+    said = {**_texts(analysis, figures, source), "results": results, "appendix": appendix}
+    section = TEX.get_template("section.tex.j2").render(said)
+    version = (source.get("versions") or {}).get("horovod_study", "")
+    works = _template("references.bib").replace("VERSION", version).rstrip().split("\n\n")
+    cited = set(re.findall(r"\\cite\{(\w+)\}", section))
+    texts = {
+        "section.tex": section,
+        "appendix.tex": TEX.get_template("appendix.tex.j2").render(said),
+        "references.bib": "\n\n".join(work for work in works if re.split(r"[{,]", work)[1] in cited) + "\n",
+        "paper.tex": _template("paper.tex"),
+        **{f"tables/{name}.tex": to_latex(made[name]) for name in (*results, *appendix)},
+    }
+    folder = directory / "paper"
+    paths = [folder / name for name in texts]
+    with writing(folder, "choose a writable folder"):
+        for part in (folder, folder / "figures", folder / "tables"):
+            result_folder(part)
+        for path, text in zip(paths, texts.values(), strict=True):
+            write_file(path, text)
+        for each in figures:
+            paths.append(folder / "figures" / f"{each.name}.pdf")
+            pdf = directory / "figures" / f"{each.name}.pdf"
+            write_file(paths[-1], read_bytes(pdf, again="make the report again with horovod-study report"))
+    return paths
+
+
+def _template(name: str) -> str:
+    return files("horovod_study.report.page").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def _texts(analysis: Analysis, figures: Sequence[Figure], source: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what section and appendix say, as LaTeX, for their templates."""
+    told, (made_with, commands) = analysis.provenance, reproduction(analysis, source)
+    of = ("studies", "partitions")
+    names = {each: latex(listed([f"{name}" for name in told[each]] or ["the training"])) for each in of}
+    threats = [each.text for each in told_doubts(analysis)] or ["The analysis found nothing to doubt."]
+    if "hosts" in analysis.runs and analysis.runs["hosts"].dropna().nunique() == 1:
+        threats.append("All runs used the same host: others of its kind may differ.")
+    if len(analysis.forecast):
+        threats.append("Forecasts reach beyond the measured worker counts, and assume that nothing new limits there.")
+    libraries = [words for name, words in _LIBRARIES.items() if name in set(analysis.runs["backend"])]
+    spans = {}
+    for name in ("repeats", "excluded_steps", "steps", "window_s") if told["measurement"] else ():
+        ends = [float(end) for each in told["measurement"] for end in each.get(name) or () if end is not None]
+        least = dict.fromkeys(f"{end:.3g}" for end in (min(ends), max(ends))) if ends else ("unknown",)
+        spans[name] = " to ".join(least)
+    return {
+        **names,
+        "answer": latex(" ".join(answer(analysis))),
+        "counts": told["runs"],
+        "libraries": listed(libraries) if libraries else "",
+        "spans": spans,
+        "baseline": told["baseline"],
+        "laws": {"amdahl", "gustafson"} & {name for fit in analysis.fits["series"].values() for name in fit["laws"]},
+        "paragraphs": [latex(" ".join(each)) for each in (*sentences(analysis), learned(analysis)) if each],
+        "figures": [
+            {"name": each.name, "command": caption_command(f"fig{each.name}"), "caption": latex(each.caption)}
+            | {"title": latex(each.title)}
+            for each in figures
+        ],
+        "threats": list(map(latex, threats)),
+        "made_with": latex(made_with),
+        "commands": list(map(latex, commands)),
+        "most": MAX_COMMANDS,
+    }
+
+
+MAX_COMMANDS = 8
+
+
+def reproduction(analysis: Analysis, source: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """Return with which versions an analysis was made, in words, and the commands that its runs were started with."""
+    versions, runs = [f"{name} {version}" for name, version in (source.get("versions") or {}).items()], analysis.runs
+    commands = {f"{text}" for text in runs["command"].dropna() if f"{text}"} if "command" in runs else ()
+    return listed(versions) if versions else "", sorted(commands)

@@ -14,8 +14,7 @@ from horovod_study.text.numbers import DIGITS, THIN, alone, fixed, known, percen
 if TYPE_CHECKING:
     import pandas as pd
 
-NOTHING = "\u2013"
-"""In a cell without a value: unknown is not zero."""
+NOTHING = "\u2013"  # in a cell without a value: unknown is not zero
 
 Row: TypeAlias = Mapping[Any, Any]
 
@@ -130,8 +129,7 @@ KINDS: Mapping[str, Callable[..., str]] = {
     "interval": _interval,
     "rate": _rate,
     "change": lambda *values: signed(_interval(*values)),
-}
-"""What makes the text of the known values of a row that `source` names."""
+}  # what makes the text of the known values of a row that `source` names
 
 
 def _told(column: Column, row: Row, source: str) -> str:

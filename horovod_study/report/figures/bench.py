@@ -10,8 +10,8 @@ import pandas as pd
 
 from horovod_study.analysis.machine.network import WHOLE_GRADIENT, Fit, Network, bus_factor
 from horovod_study.records import finite
+from horovod_study.report import grammar as kit
 from horovod_study.report.grammar import Curve, Figure, Guide, Panel, Points
-from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
 from horovod_study.report.kit.files import write_result
 from horovod_study.text.numbers import amount

@@ -19,8 +19,7 @@ FIGURES: tuple[Callable[[Analysis], Figure | Sequence[Figure] | None], ...] = (
     *(scaling.epoch_time, scaling.weak_scaling, scaling.regression, waiting.transport_ratio),
     *(waiting.batch_size, waiting.overhead, causes.losses, causes.machines),
     *(causes.usage, causes.load),
-)
-"""Each returns its figure, or None where the analysis has no data for it, in the order in which a report shows them."""
+)  # each returns its figure, or None where the analysis has no data for it, in the order in which a report shows them
 
 
 def drawings(analysis: Analysis) -> list[Figure]:

@@ -5,10 +5,11 @@ Nothing is shown of runs on processors without an energy counter: their worker h
 """
 
 import math
+from collections import namedtuple
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
@@ -17,10 +18,10 @@ from horovod_study.analysis.machine.resources import SLICES
 from horovod_study.analysis.series.points import baseline_words
 from horovod_study.analysis.steps.breakdown import HOLDS_SYNC, IDEAL, MEASURED, hiding
 from horovod_study.analysis.study import Analysis
+from horovod_study.report import grammar as kit
 from horovod_study.report.figures.bench import drawings_of
 from horovod_study.report.figures.scaling import Side, against_workers, law_words
 from horovod_study.report.grammar import Curve, Figure, Panel, Points, of_bars, spread
-from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
 from horovod_study.report.kit.style import INK, LAPS, LapStyle, series_styles
 from horovod_study.text.numbers import MINUS
@@ -46,8 +47,7 @@ GROWTH = {
     "waiting": LapStyle(label="waiting", color="#b3305f", ink="#ffffff"),
     "other": LapStyle(label="rest of sync", color="#ffffff", ink=INK, hatch="\\\\\\\\"),
     "unexplained": LapStyle(label="unexplained", color="#ffffff", ink=INK, hatch="//////"),
-}
-"""What more workers add to a step, from the bottom of a bar to its top."""
+}  # what more workers add to a step, from the bottom of a bar to its top
 
 
 def breakdown(analysis: Analysis) -> Figure | None:
@@ -193,16 +193,8 @@ def _panels(analysis: Analysis) -> list[dict[str, Any]]:
     return panels
 
 
-class Quantity(NamedTuple):
-    """What a panel shows: its columns are NAME_median, _min and _max; its unit, and the words of the caption."""
-
-    name: str
-    label: str
-    unit: str
-    words: str
-    scale: float = 1.0
-
-
+Quantity = namedtuple("Quantity", "name label unit words scale", defaults=(1.0,))
+"""What a panel shows: its columns are NAME_median, _min and _max; its unit, and the words of the caption."""
 _CPU = Quantity("cpu_percent_per_rank", "CPU of a rank / %", "% of a core", "CPU: of a rank and all it started")
 _RSS = Quantity("rss_mb_per_rank", "Memory of a rank / MB", "MB", "memory: resident, largest of the window")
 _GPU = Quantity("gpu_percent", "GPU use / %", "% GPU use", "GPU use: share of time in which any kernel ran")

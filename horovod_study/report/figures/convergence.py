@@ -18,8 +18,8 @@ from horovod_study.analysis.learning.convergence import UNSTEADY, RangeTest
 from horovod_study.analysis.series.points import baseline_words
 from horovod_study.analysis.study import Analysis
 from horovod_study.records import finite
+from horovod_study.report import grammar as kit
 from horovod_study.report.grammar import Curve, Figure, Guide, Panel, of_bars, spread
-from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
 from horovod_study.report.kit.files import write_result
 from horovod_study.text.numbers import THIN, prefixed, rounded, scientific
@@ -33,8 +33,7 @@ PARTS = {
     "more_samples_s": style.LapStyle(label="further samples (statistical efficiency)", color="#b3305f", ink=style.INK),
     "outside_s": style.LapStyle(label="outside the timed window", color=style.PAPER, ink=style.INK, hatch="//////"),
     "wall_s_at_least": style.LapStyle(label="target not met", color=style.PAPER, ink=style.INK, hatch="...."),
-}
-"""The parts of a time to target from the bottom of a bar to its top, by their columns."""
+}  # the parts of a time to target from the bottom of a bar to its top, by their columns
 
 _FLOOR: dict[str, Any] = {"color": style.QUIET, "linewidth": 1.0, "linestyle": (0, (4, 2))}
 

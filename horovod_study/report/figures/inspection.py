@@ -13,26 +13,15 @@ from matplotlib.patches import Patch
 from horovod_study.analysis.machine import system
 from horovod_study.analysis.steps.explanation import Inspection
 from horovod_study.analysis.steps.rank_steps import CAUSES, PARTS, Lateness, Stragglers
-from horovod_study.records import RecordedRun, RunSideFiles, finite
+from horovod_study.records import RecordedRun, RunSideFiles
 from horovod_study.report.grammar import Curve, Figure, Looks, Panel, write_files
 from horovod_study.report.kit import style
-from horovod_study.report.kit.files import write_result
 from horovod_study.text.numbers import milliseconds, percent, quoted
 from horovod_study.text.tables import NOTHING, table_of, to_lines
 from horovod_study.text.words import plural, wrapped
 
-NAME = "inspect"
-
 _WIDE = 110
 _MOST = 16  # so many ranks are printed; beyond that those that differ most from the others
-
-
-def write_inspection(
-    found: Inspection, run: RecordedRun, beside: RunSideFiles, directory: Path, *, look: style.FigureFormat = style.TEXT
-) -> list[Path]:
-    """Write inspect.json and inspect.txt, and the figures of the hosts; return the paths."""
-    texts = {f"{NAME}.json": finite(found), f"{NAME}.txt": result_lines(found)}
-    return write_result(directory, texts) + write_system_of(run, beside, directory, look=look)
 
 
 def result_lines(found: Inspection) -> list[str]:

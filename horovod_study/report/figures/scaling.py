@@ -14,8 +14,8 @@ from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.series.points import alternated, baseline_words, ratios_are
 from horovod_study.analysis.steps.breakdown import IDEAL
 from horovod_study.analysis.study import Analysis
+from horovod_study.report import grammar as kit
 from horovod_study.report.grammar import Curve, Figure, Guide, Looks, Panel, Points, spread
-from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit.style import EXTRAPOLATED_DASH, PAPER, QUIET, THIN_LAWS, series_styles
 from horovod_study.text.numbers import with_interval
 

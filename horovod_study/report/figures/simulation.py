@@ -5,7 +5,6 @@ It computes nothing: everything shown is a column of the table that analysis/sim
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from horovod_study.analysis.simulate.scaling import PARTS, Scenario
 from horovod_study.records import facts, finite
 from horovod_study.report.grammar import Figure, Guide, Panel, Points, of_bars, spread
 from horovod_study.report.kit import style
-from horovod_study.report.kit.files import write_result
 from horovod_study.text.numbers import alone, amount, known
 from horovod_study.text.tables import NOTHING, table_of, to_lines
 from horovod_study.text.words import plural
@@ -135,20 +133,6 @@ def _ms(seconds: float) -> str:
 def _range(row: Mapping[Any, Any], name: str, write: Callable[[float], str]) -> str:
     low, high = (row[name.format(end)] for end in ("low", "high"))
     return f"[{write(low)}, {write(high)}]" if known(low) and known(high) else NOTHING
-
-
-def write_simulation(
-    table: pd.DataFrame, calibration: Scenario, doubts: Sequence[str], directory: Path, *, look: style.FigureFormat
-) -> list[Path]:
-    """Write simulation.csv, .json, .txt and the figure (.pdf, .svg, .png) with its caption; return the paths."""
-    drawn = drawing(table, calibration)
-    texts = {
-        f"{NAME}.csv": table,
-        f"{NAME}.json": content(table, calibration, doubts),
-        f"{NAME}_table.txt": [text(table, calibration), *(f"doubt: {each}" for each in doubts)],
-        f"{NAME}.txt": drawn.caption,
-    }
-    return write_result(directory, texts, {NAME: drawn.draw}, look=look)
 
 
 def drawing(table: pd.DataFrame, calibration: Scenario) -> Figure:

@@ -14,11 +14,11 @@ from matplotlib.ticker import MaxNLocator
 
 from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.synchronisation import DIRECT, INDIRECT, MEDIAN, RESOLVED
+from horovod_study.report import grammar as kit
 from horovod_study.report.figures.scaling import INTERVAL, Side, against_workers, law_words
 from horovod_study.report.grammar import Curve, Figure, Guide, Looks, Panel, Points, spread
-from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
-from horovod_study.text.numbers import with_interval, with_unit
+from horovod_study.text.numbers import signed, with_interval, with_unit
 from horovod_study.text.words import listed, plural
 
 _MOST_JUMPS = 6  # whose sizes the legend has
@@ -137,16 +137,22 @@ def boundary(analysis: Analysis) -> Figure | None:
         "Arrows: the jump between equal workers on fewer and on more nodes." * (DIRECT in set(known["kind"])),
         "Dotted: the next worker count already needs another node: not the jump of the node alone."
         * (INDIRECT in set(known["kind"])),
-        "Sizes of the jumps: means over repeats, 95 % intervals in brackets." * (0 < len(told) <= _MOST_JUMPS),
-        "The sizes of the jumps are in the CSV file." * (len(told) > _MOST_JUMPS),
+        "Sizes of the jumps: means over repeats, 95 % intervals in brackets." * bool(told),
         _hidden(analysis.nodes, {series: look.label for series, look in looks.items()}),
     ]
     sides = [(layers, "Waiting for gradients / ms per step", {"beyond": None})]
     data = pd.concat([shown.assign(kind="point"), jumps.rename(columns={"kind": "jump"}).assign(kind="jump")])
     settings = shown.drop_duplicates("series").set_index("series")["setting"]
     named = {series: labels[series] + f", {settings[series]}" * (settings.nunique() > 1) for series in settings.index}
-    legend = [_jump_entry(row, looks[row["series"]], named[row["series"]]) for row in told[:_MOST_JUMPS]]
-    legend *= len(told) <= _MOST_JUMPS
+    legend = []
+    for row in told[:_MOST_JUMPS]:
+        value = signed(with_unit(*(1000 * row[f"{each}_s"] for each in ("jump", "low", "high")), unit="ms"))
+        more = row["more_workers"] - row["fewer_workers"]
+        at = f"with {plural(more, 'worker')} more" if more else f"at {plural(row['more_workers'], 'worker')}"
+        text = f"{named[row['series']]}, {row['fewer_nodes']:.0f} to {row['more_nodes']:.0f} nodes: {value} {at}"
+        text += ", not resolved" * (not pd.isna(row["resolved"]) and not row["resolved"])
+        dash = (0, (1, 2)) if row["kind"] == INDIRECT else "-"
+        legend.append(kit.entry(looks[row["series"]], text, linestyle=dash, linewidth=0.9))
     how: dict[str, Any] = {"rows": shown, "data": data, "looks": looks, "legend": legend}
     return against_workers(analysis, "boundary", words, sides, base=False, **how)
 
@@ -174,18 +180,6 @@ class _Jumps:
                 axes.plot([x0, x1], [y0, y0], **how)
                 arrow = {"arrowstyle": "-|>", "color": how["color"], "linewidth": 0.9, "shrinkA": 0, "shrinkB": 4}
                 axes.annotate("", xy=(x1, y1), xytext=(x1, y0), arrowprops=arrow, zorder=1.9)
-
-
-def _jump_entry(row: Mapping[Any, Any], look: style.SeriesStyle, label: str) -> Line2D:
-    """Return the entry of a legend that says the size of a jump."""
-    value = with_unit(*(1000 * row[f"{each}_s"] for each in ("jump", "low", "high")), unit="ms")
-    more = row["more_workers"] - row["fewer_workers"]
-    at = f"with {plural(more, 'worker')} more" if more else f"at {plural(row['more_workers'], 'worker')}"
-    text = (
-        f"{label}, {row['fewer_nodes']:.0f} to {row['more_nodes']:.0f} nodes: {'+' * (row['jump_s'] >= 0)}{value} {at}"
-    )
-    text += ", not resolved" * (not pd.isna(row["resolved"]) and not row["resolved"])
-    return kit.entry(look, text, linestyle=(0, (1, 2)) if row["kind"] == INDIRECT else "-", linewidth=0.9)
 
 
 MIN_BATCHES = 3
@@ -267,8 +261,7 @@ _QUANTITIES: dict[str, tuple[tuple[str, ...], str, str, float, str]] = {
     "epoch_s": (("_median", "_low", "_high"), "Time per epoch / s", "s per epoch", 1.0, "xy"),
     "overhead": (("_median", "_low", "_high"), "Waiting / % of the step", "% of the step is waiting", 100.0, "x"),
     "lost": (("", "_low", "_high"), "Lost to one worker / %", "% lost to one worker alone", 100.0, "x"),
-}
-"""What is drawn against the batch: its columns, the label of its axis, unit and factor, and logarithmic axes."""
+}  # what is drawn against the batch: its columns, the label of its axis, unit and factor, and logarithmic axes
 
 
 def batch_size(analysis: Analysis) -> Figure | None:

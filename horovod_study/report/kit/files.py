@@ -27,7 +27,7 @@ from horovod_study.files import csv_of, result_folder, write_file, writing
 from horovod_study.report.kit.style import FAMILIES, TEXT, FigureFormat, settled, style, to_bytes, without_glyph
 from horovod_study.text.numbers import MINUS, THIN
 from horovod_study.text.tables import Cell, Column, Table, printed
-from horovod_study.text.words import one_line
+from horovod_study.text.words import one_line, plural
 
 FORMATS = ("pdf", "svg", "png")
 
@@ -63,21 +63,14 @@ def write_result(
                     contents[f"{name}.txt"] = f"{contents.get(f'{name}.txt', '')} {told}".lstrip()
                 forms = {form: partial(to_bytes, figure, form) for form in FORMATS}
                 for form, content in (forms | ({"pgf": partial(to_pgf, figure)} if pgf else {})).items():
-                    paths.append(directory / f"{name}.{form}")
-                    write_file(paths[-1], content())
+                    paths.append(write_file(directory / f"{name}.{form}", content()))
         for name, each in contents.items():
-            paths.append(directory / name)
-            write_file(paths[-1], _as_text(each))
+            text = csv_of(each) if isinstance(each, pd.DataFrame) else each
+            if isinstance(each, Mapping):
+                text = json.dumps(each, indent=1, allow_nan=False)
+            text = text if isinstance(text, str) else "\n".join(text)
+            paths.append(write_file(directory / name, text if text.endswith("\n") else f"{text}\n"))
     return paths
-
-
-def _as_text(content: Any) -> str:
-    if isinstance(content, pd.DataFrame):
-        return csv_of(content)
-    if isinstance(content, Mapping):
-        return json.dumps(content, indent=1, allow_nan=False) + "\n"
-    text = content if isinstance(content, str) else "\n".join(content)
-    return text if text.endswith("\n") else f"{text}\n"
 
 
 def figure_lines(paths: Iterable[Path]) -> list[str]:
@@ -118,10 +111,9 @@ TEMPLATES = Environment(
     autoescape=True,
     trim_blocks=True,
     lstrip_blocks=True,
-)
-"""What makes pages: every text in them is escaped."""
+)  # what makes pages: every text in them is escaped
 
-PACKAGES = ("array", "booktabs", "graphicx", "longtable")
+PACKAGES = "".join(f"\\usepackage{{{name}}}" for name in ("array", "booktabs", "graphicx", "longtable"))
 """What the preamble of a document with these tables loads."""
 
 PAGE_LINES = 44
@@ -145,87 +137,48 @@ def to_latex(table: Table) -> str:
     A `table` that is wider than the line, of a text or of a column, is made as wide as that.
     """
     table = printed(table)
-    command, title = caption_command(table.name), latex(table.title)
-    caption = f"\\caption[{{{title}}}]{{{command}}}\\label{{tab:{table.name}}}"
-    spec = f"{{@{{}}{''.join(map(_kind, table.columns))}@{{}}}}"
-    head, body = ["\\toprule", *_header(table), "\\midrule"], list(_body(table))
-    notes = [f"\\par{{\\footnotesize\\noindent {latex(note)}\\par}}" for note in table.notes]
-    if len(head) + len(body) - 2 > PAGE_LINES:
-        lines = [
-            "\\begingroup\\scriptsize\\setlength{\\tabcolsep}{2pt}\\setlength{\\LTcapwidth}{\\linewidth}%",
-            *(f"\\begin{{longtable}}{spec}", f"{caption}\\\\", *head, "\\endfirsthead"),
-            f"\\multicolumn{{{_wide(table)}}}{{@{{}}l@{{}}}}{{\\itshape {title} (continued)}}\\\\",
-            *(*head, "\\endhead", "\\bottomrule", "\\endfoot", *body, "\\end{longtable}", *notes, "\\endgroup"),
+    names = [column.head.split("\n") for column in table.columns]  # which end on the same line, then units
+    lines = [[""] * (max(map(len, names)) - len(name)) + name for name in names]
+    units = tuple(f"({column.unit})" * bool(column.unit) for column in table.columns)
+    heads = [
+        [
+            f"\\multicolumn{{2}}{{c}}{{{latex(text)}}}" if column.interval else latex(text)
+            for text, column in zip(texts, table.columns, strict=True)
         ]
-    else:
-        lines = [
-            *("\\begin{table}", f"\\centering\\small\\setlength{{\\tabcolsep}}{{5pt}}{caption}\\par\\vspace{{5pt}}"),
-            *(f"\\sbox0{{\\begin{{tabular}}{spec}", *head, *body, "\\bottomrule", "\\end{tabular}}%"),
-            "\\ifdim\\wd0>\\linewidth\\resizebox{\\linewidth}{!}{\\usebox0}\\else\\usebox0\\fi",
-            *(*notes, "\\end{table}"),
-        ]
-    told = [
-        "% Written by horovod_study; needs " + "".join(f"\\usepackage{{{name}}}" for name in PACKAGES),
-        f"% In your own words: \\newcommand{command}{{...}} before this file is read.",
-        f"\\providecommand{command}{{{title}. {latex(table.caption)}}}%",
+        for texts in [*zip(*lines, strict=True), *([units] if any(units) else [])]
     ]
-    return "\n".join([*told, *lines]) + "\n"
+
+    def cells(row: tuple[str, ...]) -> Iterator[str]:  # two of a value with its interval
+        for text, column in zip(row, table.columns, strict=True):
+            parts = text.partition(" ")[::2] if column.interval else (text,)
+            yield from map(_breaking if column.wrap else latex, parts)
+
+    def kind(column: Column) -> str:
+        if column.wrap:
+            return f">{{\\raggedright\\arraybackslash}}p{{{column.wrap:g}\\linewidth}}"
+        return "r@{\\hspace{0.4em}}l" if column.interval else "r" if column.number else "l"
+
+    groups = [(group.title, [[*cells(row)] for row in group.rows]) for group in table.groups]
+    count = len(heads) + len(groups) - 1 + sum(bool(title) + len(rows) for title, rows in groups)
+    text = TEX.get_template("table.tex.j2").render(
+        table=table,
+        heads=heads,
+        groups=groups,
+        long=count > PAGE_LINES,
+        wide=sum(2 if column.interval else 1 for column in table.columns),
+        spec=f"{{@{{}}{''.join(map(kind, table.columns))}@{{}}}}",
+        command=caption_command(table.name),
+        packages=PACKAGES,
+    )
+    return f"{text.rstrip()}\n"
 
 
 def document(names: Sequence[str]) -> str:
     """Return a document that shows the tables of these names, which are beside it: to look at, and to copy from."""
-    packages = "".join(f"\\usepackage{{{name}}}\n" for name in PACKAGES)
-    shown = "".join(f"\\input{{{name}}}\n" for name in names)
-    return (
-        "% Shows all tables: pdflatex tables.tex. A thesis needs the packages and an \\input per table.\n"
-        "\\documentclass[11pt,a4paper]{article}\n"
-        f"\\usepackage[textwidth=5.9in,textheight=9.4in]{{geometry}}\n{packages}"
-        f"\\begin{{document}}\n\\listoftables\n\\clearpage\n{shown}\\end{{document}}\n"
-    )
+    return TEX.get_template("tables.tex.j2").render(names=names, packages=PACKAGES) + "\n"
 
 
-FORMS: Mapping[str, Callable[[Table], str]] = {"tex": to_latex, "csv": to_csv}
-"""A table as a file, by its ending."""
-
-
-def _kind(column: Column) -> str:
-    if column.wrap:
-        return f">{{\\raggedright\\arraybackslash}}p{{{column.wrap:g}\\linewidth}}"
-    return "r@{\\hspace{0.4em}}l" if column.interval else "r" if column.number else "l"
-
-
-def _wide(table: Table) -> int:
-    """Return the columns of the tabular: two for a value with its interval."""
-    return sum(2 if column.interval else 1 for column in table.columns)
-
-
-def _header(table: Table) -> Iterator[str]:
-    """Yield the lines of the head: names, which end on the same line, then units in parentheses."""
-    names = [column.head.split("\n") for column in table.columns]
-    lines = [[""] * (max(map(len, names)) - len(name)) + name for name in names]
-    units = tuple(f"({column.unit})" * bool(column.unit) for column in table.columns)
-    for texts in [*zip(*lines, strict=True), *([units] if any(units) else [])]:
-        cells = (
-            f"\\multicolumn{{2}}{{c}}{{{latex(text)}}}" if column.interval else latex(text)
-            for text, column in zip(texts, table.columns, strict=True)
-        )
-        yield f"{' & '.join(cells)} \\\\"
-
-
-def _body(table: Table) -> Iterator[str]:
-    """Yield the lines of the groups; no page ends right after a title, and a title longer than a line breaks."""
-    for place, group in enumerate(table.groups):
-        if place:
-            yield "\\addlinespace"
-        if group.title:
-            kind = "p{0.98\\linewidth}" if len(group.title) > 80 else "l"
-            yield f"\\multicolumn{{{_wide(table)}}}{{@{{}}{kind}@{{}}}}{{\\itshape {_breaking(group.title)}}}\\\\*"
-        for row in group.rows:
-            cells: list[str] = []
-            for text, column in zip(row, table.columns, strict=True):
-                parts = text.partition(" ")[::2] if column.interval else (text,)
-                cells += map(_breaking if column.wrap else latex, parts)
-            yield f"{' & '.join(cells)} \\\\"
+FORMS: Mapping[str, Callable[[Table], str]] = {"tex": to_latex, "csv": to_csv}  # a table as a file, by its ending
 
 
 def _breaking(text: str) -> str:
@@ -261,8 +214,7 @@ _ACCENTS = {
 LETTERS = {
     **{chr(int(code, 16)): f"$\\{name}$" for code, name in zip(_GREEK[::2], _GREEK[1::2], strict=True)},
     **_SIGNS,
-}
-"""What prints a letter that is not written as itself; those with accents follow from _ACCENTS."""
+}  # what prints a letter that is not written as itself; those with accents follow from _ACCENTS
 
 
 def latex(text: str) -> str:
@@ -277,6 +229,13 @@ def _accented(letter: str) -> str:
     if accent is None or not (base.isascii() and base.isalpha()):
         return f"{{[}}U+{ord(letter):04X}{{]}}"
     return f"\\{accent}{{{base if base not in 'ij' else chr(92) + base}}}"
+
+
+TEMPLATES.filters |= {"latex": latex, "breaking": _breaking, "counted": plural}
+_MARKS = {"block_start_string": "<%", "block_end_string": "%>", "comment_start_string": "<#"}
+_MARKS |= {"variable_start_string": "<<", "variable_end_string": ">>"}
+TEX = TEMPLATES.overlay(**_MARKS, autoescape=False)
+"""The same for LaTeX, which has braces of its own and is escaped by `latex` alone."""
 
 
 def to_html(table: Table, *, groups: str = "Series", kind: str = "broad") -> Markup:

@@ -117,8 +117,7 @@ _USUAL = {
     ("ddp", "nccl"): (3, 4),
     ("ddp", "gloo"): (3, 3),
     ("mpi", "mpi"): (2, 5),
-}
-"""Places in COLORS and MARKERS of (backend, transport); who stands first keeps them where several want one."""
+}  # places in COLORS and MARKERS of (backend, transport); who stands first keeps them where several want one
 
 _BASELINE = {"color": "#4d5159", "marker": "o", "ring": True}
 _NAMED = ["series", "partition", "backend", "transport", "setting", "horovod_defaults", "reduction"]
@@ -145,8 +144,7 @@ LAPS = {
     "sync": LapStyle(label="waiting for gradients (sync)", color="#b3305f", ink="#ffffff"),
     "update": LapStyle(label="update", color="#d4ba6e", ink=INK),
     "residual": LapStyle(label="unexplained", color="#ffffff", ink=INK, hatch="//////"),
-}
-"""The parts of a step from the bottom of a bar to its top; only the waiting has a loud colour."""
+}  # the parts of a step from the bottom of a bar to its top; only the waiting has a loud colour
 
 DARK = {
     INK: "#e8e9ec",
@@ -164,8 +162,7 @@ DARK = {
     "#7a5ccc": "#ab94ee",
     "#4d5159": "#bcc0c8",
     "#b3305f": "#d9507f",
-}
-"""The twin of each colour on a dark page; colours of bars that carry dark numbers stay as they are."""
+}  # the twin of each colour on a dark page; colours of bars that carry dark numbers stay as they are
 
 _SIZES = {
     # (font, narrow): letters of titles and axes, of ticks, legends and notes, in points.
@@ -369,7 +366,13 @@ def series_labels(points: pd.DataFrame) -> dict[str, str]:
     reductions: dict[tuple[Any, ...], list[Any]] = {}
     for row in rows:
         plain = row["backend"] not in (REPORTED, COMMAND)  # of others a name says it all
-        row |= {"plain": plain, "label": _runtime(row, several), "stock": bool(row["horovod_defaults"]) and plain}
+        text = "the command" if row["backend"] == COMMAND else runtime_label(row["backend"], row["transport"])
+        if row["reduction"] == "own" and row["backend"] == "serial":
+            text = "processes without a library"  # that nothing connects
+        elif row["reduction"] == "own" and row["backend"] != COMMAND:
+            text = f"{text.replace('PyTorch DDP', 'PyTorch')}, own calls"
+        text = f"{row['partition']}" if row["backend"] == REPORTED else f"{row['partition']}: " * several + text
+        row |= {"plain": plain, "label": text, "stock": bool(row["horovod_defaults"]) and plain}
         reductions.setdefault((row["setting"], row["label"], row["stock"]), []).append(row["reduction"])
     labels = dict[str, str]()
     for row in rows:
@@ -380,18 +383,6 @@ def series_labels(points: pd.DataFrame) -> dict[str, str]:
         label = f"{row['label']} ({', '.join(extra)})" if extra else row["label"]
         labels[row["series"]] = row["series"] if others.count(row["reduction"]) > 1 else label
     return labels
-
-
-def _runtime(row: Mapping[Any, Any], several: bool) -> str:
-    """Return how the workers of a series communicate, and, of `several`, on which partition."""
-    if row["backend"] == REPORTED:
-        return f"{row['partition']}"
-    text = "the command" if row["backend"] == COMMAND else runtime_label(row["backend"], row["transport"])
-    if row["reduction"] == "own" and row["backend"] == "serial":
-        text = "processes without a library"  # that nothing connects
-    elif row["reduction"] == "own" and row["backend"] != COMMAND:
-        text = f"{text.replace('PyTorch DDP', 'PyTorch')}, own calls"
-    return f"{row['partition']}: {text}" if several else text
 
 
 def runtime_label(backend: str, transport: str) -> str:

@@ -1,8 +1,6 @@
 """The page a study ends in.
 
 html        report.html, one file that needs nothing else: an answer and a list of sections (templates/, static/)
-sentences   the analysis in words, and in a few lines for a terminal: numbers rounded to what they are worth
-tables      the tables of a study for print: LaTeX and CSV; doubts, the worst first, each with what to type
-paper       a section of a thesis in LaTeX, with its appendix and citations
+tables      the tables of a study for print, LaTeX and CSV; doubts, the worst first; the analysis in sentences
 check       page, figures and tables compared with the raw rows
 """

@@ -12,10 +12,10 @@ import json
 import re
 import shlex
 import tempfile
-from collections import Counter
+from collections import Counter, namedtuple
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from difflib import SequenceMatcher
 from itertools import takewhile, zip_longest
 from pathlib import Path
@@ -48,8 +48,7 @@ NOT_COVERED: Sequence[tuple[str, str]] = (
     (f"{_SUCH} samples of the system within some percent, 1 % of the window", "stretches end beside their steps"),
     (f"{_SUCH} what it tells in one place only: names, versions, options, bench.json", "nothing compares with it"),
     ("data of curves, and trained parameters", "data sets and checkpoints are not read"),
-)
-"""What a check of this kind cannot find, and why; listed in every result."""
+)  # what a check of this kind cannot find, and why; listed in every result
 
 
 def drawn_by(
@@ -107,22 +106,10 @@ def runs_of(directory: Path, runs: Path | None) -> dict[str, Any]:
     return {**source, "runs": place, "networks": networks, "whole": not source or records.is_whole(source)}
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PageCheck:
-    """What a check found and what it looked at."""
-
-    directory: str
-    runs: int
-    findings: tuple[Fault, ...]
-    accepted: tuple[Fault, ...] = ()  # told of, but not counted: --allow
-    compared: Mapping[str, int] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()  # what could not be compared, and how closely the rest was
-    not_covered: tuple[tuple[str, str], ...] = ()  # what this check cannot find, and why
-
-    @property
-    def exit_code(self) -> int:
-        """Return 1 where anything was found that is not allowed."""
-        return 1 if self.findings else 0
+_FIELDS = "directory runs findings accepted compared notes not_covered"
+PageCheck = namedtuple("PageCheck", _FIELDS, defaults=((), {}, (), ()))
+"""What a check found and what it looked at; `accepted`: faults that --allow names, `notes`: what could not be compared
+and how closely the rest was, `not_covered`: what this check cannot find, and why."""
 
 
 def document(found: PageCheck) -> dict[str, Any]:
@@ -133,7 +120,7 @@ def document(found: PageCheck) -> dict[str, Any]:
     }
     kept = {**records.facts(found, "directory", "runs", "compared"), **told, "notes": list(found.notes)}
     not_covered = [{"what": what, "why": why} for what, why in found.not_covered]
-    return {**kept, "not_covered": not_covered, "exit_code": found.exit_code}
+    return {**kept, "not_covered": not_covered, "exit_code": int(bool(found.findings))}
 
 
 def allowed(names: Sequence[str]) -> frozenset[str]:
@@ -233,22 +220,14 @@ def _changed(source: Mapping[str, Any], recorded: Mapping[str, records.RunRecord
         if not (directory / records.MANIFEST).is_file():
             continue  # it is told as gone, where the tables have it
         there = records.run_files(directory)
-        wrong = _unlike_written(recorded[name], there) if name in recorded else {}
+        record, wrong = recorded.get(name), dict[str, str]()
+        if record is not None and record.digest:  # what is not as the run itself wrote it down when it was done
+            if record.digest != records.digest_of_record(record):
+                wrong = {records.MANIFEST: "its digest is that of another text"}
+            # Of a file that another host wrote and rank 0 did not see yet, the run says nothing.
+            wrong |= _unlike(record.files, {file: there[file] for file in record.files if file in there})
         for file, text in (wrong | _unlike(analysed.get(name, there), there)).items():
             yield Fault(name="run-changed", text=text, where=f"{name}/{file}", runs=(name,))
-
-
-def _unlike_written(record: records.RunRecord, there: Mapping[str, str]) -> dict[str, str]:
-    """Return {file: what is wrong} of what is not as the run itself wrote it down when it was done.
-
-    `there`: `run_files` of its directory as it is now. A run without `digest` says nothing, nor does a run of a file
-    that another host wrote and rank 0 did not see yet.
-    """
-    if not record.digest:
-        return {}
-    own = record.digest == records.digest_of_record(record)
-    found = {} if own else {records.MANIFEST: "its digest is that of another text"}
-    return found | _unlike(record.files, {name: there[name] for name in record.files if name in there})
 
 
 def _unlike(files: Mapping[str, str], there: Mapping[str, str]) -> dict[str, str]:

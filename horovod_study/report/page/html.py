@@ -15,7 +15,7 @@ from dataclasses import replace
 from importlib.resources import files
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from markupsafe import Markup
 
@@ -29,63 +29,53 @@ from horovod_study.records import COMMAND
 from horovod_study.report import against as compared
 from horovod_study.report.figures import convergence
 from horovod_study.report.figures.catalogue import drawings, write_figures
-from horovod_study.report.grammar import Figure
+from horovod_study.report.grammar import Figure, css_name, inline, script_json
 from horovod_study.report.kit.files import TEMPLATES, to_html
-from horovod_study.report.kit.panels import css_name, inline, script_json
 from horovod_study.report.kit.style import DARK, SCREEN_WIDTH_IN, series_labels
-from horovod_study.report.page.sentences import headline, jumped, learned, outside, sentences, subheadline, waiting
-from horovod_study.report.page.tables import tables, told_doubts, write_tables
+from horovod_study.report.page.tables import (
+    headline,
+    jumped,
+    learned,
+    outside,
+    sentences,
+    subheadline,
+    tables,
+    told_doubts,
+    waiting,
+    write_tables,
+)
 from horovod_study.text.numbers import THIN, fixed, short_rate
 from horovod_study.text.tables import Cell, Column, Group, Table
 from horovod_study.text.words import cut, listed, plural
 
 OPTIONS = packaged().options
 
-_GROWTH = ("losttime", "losttime-plain", "losttime-wrapped")
-
 MAX_CSV = 60_000  # letters of a figure's data for download; beyond, its button leads to figures/
 MAX_ROWS = 32  # of a table in sight
 MAX_DOUBTS = 5  # in sight
 
 
-class Section(NamedTuple):
-    """A section of the page: the names of its figures, and of its tables in sight and folded; those that there are.
-
-    A table of more than MAX_ROWS rows is folded, too; where nothing is in sight, the first of the others is.
-    """
-
-    place: str  # its id
-    title: str
-    figures: tuple[str, ...] = ()
-    tables: tuple[str, ...] = ()
-    folded: tuple[str, ...] = ()
-    drawn: bool = False  # there is none without a figure
-    more: bool = False  # the figures that no section shows are in it, folded
-
-
-SECTIONS = (
-    Section("against", "Against the other study", ("against",), folded=("against",)),
-    Section("scaling", "Scaling", ("speedup", "efficiency")),
-    Section("step", "Inside a step", ("breakdown", "losses"), folded=(*_GROWTH, "breakdown")),
-    Section("nodes", "Across nodes", ("boundary",), folded=("boundary",)),
-    Section(
-        *("synchronisation", "Synchronisation", ("synchronisation", "transport_ratio", "batch_size")),
-        folded=("synchronisation", "transports", "knees", "cycle"),
+SECTIONS = {
+    "against": ("Against the other study", "against", "", "against"),
+    "scaling": ("Scaling", "speedup efficiency", "", ""),
+    "step": ("Inside a step", "breakdown losses", "", "losttime losttime-plain losttime-wrapped breakdown"),
+    "nodes": ("Across nodes", "boundary", "", "boundary"),
+    "synchronisation": (
+        *("Synchronisation", "synchronisation transport_ratio batch_size", ""),
+        "synchronisation transports knees cycle",
     ),
-    Section("forecast", "Laws and forecast", ("forecast",), (), ("forecast", "laws", "limits", "holdout", "workers")),
-    Section("learning", "Learning", ("learning", "targets"), folded=("targets", "learning"), drawn=True),
-    Section("resources", "Energy and hours", ("resources",), folded=("resources",), drawn=True),
-    Section("doubts", "Doubts", tables=("worst", "failed"), folded=("others",)),
-    Section(
-        "points",
-        "All points, and how they were measured",
-        (),
-        ("points", "turns", "measurement"),
-        ("environment", "commands"),
-        more=True,
-    ),
-)
-"""What follows the answer, in its order."""
+    "forecast": ("Laws and forecast", "forecast", "", "forecast laws limits holdout workers"),
+    "learning": ("Learning", "learning targets", "", "targets learning"),
+    "resources": ("Energy and hours", "resources", "", "resources"),
+    "doubts": ("Doubts", "", "worst failed", "others"),
+    "points": ("All points, and how they were measured", "", "points turns measurement", "environment commands"),
+}
+"""What follows the answer, in its order, by id: title, and the names of its figures, of its tables in sight and folded.
+
+Those that there are; a table of more than MAX_ROWS rows is folded, too, and where nothing is in sight, the first of the
+others is. The last one has, folded, the figures that no section shows.
+"""
+_DRAWN = ("learning", "resources")  # there is none of these without a figure
 
 
 def write_report(
@@ -158,23 +148,23 @@ def _sections(
     analysis: Analysis, drawn: Mapping[str, Any], made: Mapping[str, Table], leads: Mapping[str, Sequence[str]]
 ) -> list[dict[str, Any]]:
     """Return the sections that this study has, as the template shows them."""
-    rest = set(drawn).difference(*(each.figures for each in SECTIONS))
-    found = []
-    for each in SECTIONS:
-        figures, more = ([drawn[name] for name in drawn if name in own] for own in (each.figures, rest))
-        tables = [made[name] for name in (*each.tables, *each.folded) if name in made]
-        lead = leads.get(each.place, ())
-        if (figures or tables or lead) if not each.drawn else figures:
-            first = [] if figures or any(table.name in each.tables for table in tables) else tables[:1]
+    rest, found = set(drawn).difference(*(figures.split() for _, figures, *_ in SECTIONS.values())), []
+    for place, (title, *names) in SECTIONS.items():
+        own_figures, in_front, folded = (each.split() for each in names)
+        figures, more = ([drawn[name] for name in drawn if name in own] for own in (own_figures, rest))
+        tables = [made[name] for name in (*in_front, *folded) if name in made]
+        lead = leads.get(place, ())
+        if (figures or tables or lead) if place not in _DRAWN else figures:
+            first = [] if figures or any(table.name in in_front for table in tables) else tables[:1]
             shown = []  # what each table is folded under, empty where it is in sight, and the table
             for table in tables:
                 rows = sum(len(group.rows) for group in table.groups)
                 kind = "broad" if any(group.title for group in table.groups) else "flat"
                 heading = {"against": "Metric", "environment": "Runs"}.get(table.name, "Series")
-                in_sight = (table.name in each.tables or table in first) and rows <= MAX_ROWS
+                in_sight = (table.name in in_front or table in first) and rows <= MAX_ROWS
                 shown.append(("" if in_sight else table.title, to_html(table, groups=heading, kind=kind)))
-            told = {"lead": lead, "figures": figures, "more": more if each.more else [], "tables": shown}
-            found.append({"place": each.place, "title": each.title, **told})
+            told = {"lead": lead, "figures": figures, "more": more if place == "points" else [], "tables": shown}
+            found.append({"place": place, "title": title, **told})
     return found
 
 
@@ -210,14 +200,29 @@ def _leads(
         for name, each in OPTIONS.items()
         if each.short_title and name in common
     )
+    # Whether the recorded steps add up, and for each reason which series have no forecast.
+    ranks = analysis.accounting[analysis.accounting["rank"].notna() & (analysis.accounting["why_not"] == "")]
+    step = ["The parts of a step add up to it; what no part covers is shown as unexplained."]
+    step = step if len(analysis.accounting) else ["No finished run recorded the parts of its steps."]
+    if len(ranks):
+        step.append(
+            f"Of {fixed(ranks['steps'].sum(), 0)} recorded steps, added up rank by rank, "
+            f"{ranks['open_steps'].sum():.0f} do not add up; the largest gap between a step and its parts is "
+            f"{1e6 * ranks['gap_s'].max():.2g}{THIN}\u00b5s. Run by run: accounting.csv."
+        )
+    told, lacking = set(analysis.forecast.loc[analysis.forecast["kind"] == FORECAST, "series"]), dict[str, list[str]]()
+    for series, scored in analysis.holdout["series"].items():
+        if series not in told:
+            why = scored.get("no_forecast") or scored["why_not"] or "its points do not determine one"
+            lacking.setdefault(why, []).append(labels[series])
     withheld = [each["withheld"] for each in analysis.provenance["findings"] if each.get("withheld")]
     alone = "there is no point of several workers with a baseline"
     found: dict[str, Sequence[str]] = {
         "scaling": [] if "speedup" in drawn else [f"No speedup is drawn: {[*withheld, alone][0]}."],
-        "step": [*_step(analysis)],
+        "step": step,
         "nodes": jumped(analysis),
         "synchronisation": waiting(analysis),
-        "forecast": [*_forecast(analysis, labels)],
+        "forecast": [f"No forecast of {listed([*dict.fromkeys(of)])}: {why}." for why, of in lacking.items()],
         "learning": [*learned(analysis), *([f"The same in all runs: {same}."] if same else [])],
         "doubts": [] if "worst" in made else [passed],
         "points": method,
@@ -225,30 +230,6 @@ def _leads(
     if against is not None:
         found["against"] = [f"{compared.headline(against)}.", *against.doubts, *compared.texts(against)]
     return found
-
-
-def _step(analysis: Analysis) -> Iterable[str]:
-    """Yield whether the recorded steps add up."""
-    ranks = analysis.accounting[analysis.accounting["rank"].notna() & (analysis.accounting["why_not"] == "")]
-    told = "The parts of a step add up to it; what no part covers is shown as unexplained."
-    yield told if len(analysis.accounting) else "No finished run recorded the parts of its steps."
-    if len(ranks):
-        yield (
-            f"Of {fixed(ranks['steps'].sum(), 0)} recorded steps, added up rank by rank, "
-            f"{ranks['open_steps'].sum():.0f} do not add up; the largest gap between a step and its parts is "
-            f"{1e6 * ranks['gap_s'].max():.2g}{THIN}\u00b5s. Run by run: accounting.csv."
-        )
-
-
-def _forecast(analysis: Analysis, labels: Mapping[str, str]) -> Iterable[str]:
-    """Yield in a sentence for each reason which series have no forecast."""
-    told = set(analysis.forecast.loc[analysis.forecast["kind"] == FORECAST, "series"])
-    lacking: dict[str, list[str]] = {}
-    for series, scored in analysis.holdout["series"].items():
-        if series not in told:
-            why = scored.get("no_forecast") or scored["why_not"] or "its points do not determine one"
-            lacking.setdefault(why, []).append(labels[series])
-    yield from (f"No forecast of {listed(list(dict.fromkeys(names)))}: {why}." for why, names in lacking.items())
 
 
 _HOW = {
