@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -335,14 +336,16 @@ def test_job_that_was_requeued_succeeds_itself_at_once(tmp_path, monkeypatch, re
 
 
 def test_holder_touches_its_claim_by_itself(tmp_path):
+    before = threading.enumerate()
     held = lease.acquire(tmp_path, "cell", what="a cell", refresh_s=0.02)
+    (toucher,) = (each for each in threading.enumerate() if each not in before)
     os.utime(held.claim.path, (1, 1))
 
     until(lambda: lease.latest(tmp_path, "cell").touched > 1e9, "the claim is touched")
     held.release()
-    held._toucher.join(PATIENCE_S)
+    toucher.join(PATIENCE_S)
 
-    assert not held._toucher.is_alive()
+    assert not toucher.is_alive()
 
 
 def test_holder_sees_that_it_was_succeeded_and_does_not_disturb(tmp_path):
