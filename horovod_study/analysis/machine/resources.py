@@ -311,16 +311,10 @@ SENSED = (
 )
 """The quantities of `quantities`, in the order of tables; docs/metrics.md says what they are."""
 
-_RATES = {
-    "voluntary_per_s": ("voluntary_switches", 1.0),
-    "involuntary_per_s": ("involuntary_switches", 1.0),
-    "read_mb_per_s": ("read_bytes", 1e6),
-    "written_mb_per_s": ("written_bytes", 1e6),
-    "received_mb_per_s": ("received_bytes", 1e6),
-    "sent_mb_per_s": ("sent_bytes", 1e6),
-    "loopback_mb_per_s": ("loopback_bytes", 1e6),
-    "rdma_received_mb_per_s": ("rdma_received_bytes", 1e6),
-    "rdma_sent_mb_per_s": ("rdma_sent_bytes", 1e6),
+_RATES = {f"{name}_per_s": (f"{name}_switches", 1.0) for name in ("voluntary", "involuntary")}
+_RATES |= {
+    f"{name}_mb_per_s": (f"{name}_bytes", 1e6)
+    for name in ("read", "written", "received", "sent", "loopback", "rdma_received", "rdma_sent")
 }
 
 BREAK_S = 0.05  # a shorter pause between two steps is not drawn as a phase

@@ -435,8 +435,9 @@ def scaling_points(
                     row["turns_shared"] = turns.shared(names[place], names[base])
         for end, of in _EPOCH_ENDS.items():  # of the one that was made, where each worker went through all of the data
             row[f"epoch_s_{end}"] = passes(row) * row["train_samples"] / (row[f"samples_per_s_{of}"] or math.nan)
-        for end, name in _FRACTION.items():  # of a slowdown it is no fraction
-            fraction = math.nan if row["speedup_plain"] < 1 else float(karp_flatt(row[name], row["workers"]))
+        for end, of in {"": "", "_low": "_high", "_high": "_low"}.items():  # it falls as the speedup grows
+            fraction = float(karp_flatt(row[f"speedup_plain{of}"], row["workers"]))
+            fraction = math.nan if row["speedup_plain"] < 1 else fraction  # of a slowdown it is no fraction
             row[f"karp_flatt{end}"] = fraction
         # POP's: useful seconds per sample of the plain baseline over those here. One plain worker waits for nobody; the
         # ranks of a point spend N PE / X useful seconds on a sample, whatever is fixed: the quotient is E / PE.
@@ -529,10 +530,6 @@ def rows_by(table: pd.DataFrame, keys: Sequence[str] = ("series", *CELL)) -> lis
     for place, row in zip(places, table.to_dict("records"), strict=True):
         found.setdefault(place, []).append(row)
     return list(found.values())
-
-
-_FRACTION = {"": "speedup_plain", "_low": "speedup_plain_high", "_high": "speedup_plain_low"}
-"""What the Karp-Flatt fraction e and its 95 % interval are from: e falls as the speedup grows."""
 
 
 def _flags(row: Mapping[str, Any]) -> list[str]:
