@@ -23,9 +23,10 @@ from scipy import ndimage
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.series import culprits
-from horovod_study.analysis.series.baseline_commands import again, baseline_command
 from horovod_study.analysis.series.points import (
     StudyTurns,
+    again,
+    baseline_command,
     disturbed_runs,
     efficiency_doubts,
     levelled,
