@@ -338,8 +338,12 @@ def _findings(table: pd.DataFrame, points: pd.DataFrame, parts: pd.DataFrame, ba
         alone = rows[(rows["workers"] == 1) & rows["speedup_plain"].notna()]
         entry["overheads"] = [{"series": row["series"], **_against(row, "plain")} for _, row in alone.iterrows()]
         entry |= {"step": _step(parts, best, baseline), "apart": str(best["apart"]), "withheld": withheld(best)}
-        outside = {"share": "outside_share_median", "samples_per_s": "whole_samples_per_s_median"}
-        outside = {name: _number(best[of]) for name, of in {**outside, "speedup": "speedup_whole"}.items()}
+        of = {
+            "share": "outside_share_median",
+            "samples_per_s": "whole_samples_per_s_median",
+            "speedup": "speedup_whole",
+        }
+        outside = {name: _number(best[column]) for name, column in of.items()}
         found.append({**entry, "culprits": briefly(best), "outside": outside})
     return found
 

@@ -217,7 +217,7 @@ def calibrate(
     fixed, nothing = given.compute_fixed_ms, "nothing says what the network does; give --bench bench.json, --network "
     apart = "--compute-fixed-ms is a part of --compute-ms, which must be given and not be less"
     scatter = "--compute-cv belongs to --compute-ms; a recorded run has its own scatter"
-    way = "--way names one of those in --bench; give --bench bench.json, or leave it out"
+    ways = "--way names one of those in --bench; give --bench bench.json, or leave it out"
     sized = given.gradient_mb is not None or ran or benches
     refuse(
         "simulate",
@@ -228,7 +228,7 @@ def calibrate(
         (not (timed or ran), "nothing says how long a worker computes; give --run RUN_DIR or --compute-ms"),
         (given.compute_cv is not None and not timed, scatter),
         (fixed is not None and not fixed <= (given.compute_ms or 0.0), apart),
-        (given.way is not None and not benches, way),
+        (given.way is not None and not benches, ways),
         (not sized, "nothing says how many bytes the gradients have; give --gradient-mb"),
     )
     notes, first = SimpleNamespace(sources={}, doubts=[]), next(iter((*runs, *beside)), None)
@@ -245,8 +245,8 @@ def calibrate(
         size, notes.sources["gradients"] = found[0].gradient_bytes, found[0].source
     sweeps = [each.sweep for each in found]
     for content, source in further:
-        ways = {each.raw or each.way for each in found} & set(content.get("fits") or ())
-        sweeps += [measured_network(content, source=source, way=name, size=size).sweep for name in sorted(ways)]
+        shared = {each.raw or each.way for each in found} & set(content.get("fits") or ())
+        sweeps += [measured_network(content, source=source, way=name, size=size).sweep for name in sorted(shared)]
     made = _network(found, sweeps, network, given, notes)
     computing, spread = _computing(given, runs, beside, notes)
     runtime = _runtime(given, together, found, made, size, notes)
