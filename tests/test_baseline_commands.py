@@ -7,8 +7,8 @@ import shlex
 import pytest
 from make.wording import Golden
 
-from horovod_study.analysis.series import baseline_commands
-from horovod_study.analysis.series.baseline_commands import one_worker, remedy, with_batch
+from horovod_study.analysis.series import points
+from horovod_study.analysis.series.points import one_worker, remedy, with_batch
 
 LINES = {
     "torchrun --nproc-per-node 2 train.py --n 2": "torchrun --nproc-per-node 1 train.py --n 2",
@@ -79,4 +79,4 @@ def test_a_script_with_lines_of_its_own_is_started_as_its_library_is() -> None:
 
 
 def test_its_examples_hold() -> None:
-    assert doctest.testmod(baseline_commands).failed == 0
+    assert doctest.testmod(points).failed == 0

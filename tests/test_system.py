@@ -21,7 +21,7 @@ from make.wording import Golden
 from test_sensors import FakeNvml
 
 from horovod_study import records
-from horovod_study.analysis.machine import system as analysis
+from horovod_study.analysis.machine import resources as analysis
 from horovod_study.cluster import alive
 from horovod_study.errors import RecordError
 from horovod_study.measure import energy, system
@@ -669,7 +669,7 @@ def test_missed_samples_are_counted() -> None:
 
 
 def doubts(rows: list[dict[str, Any]], totals: Mapping[str, Any] | None = None, **meta: Any) -> list[str]:
-    return analysis.doubts({"n1": samples_of(rows, **meta)}, NO_PHASES, totals or {})
+    return analysis.sensor_doubts({"n1": samples_of(rows, **meta)}, NO_PHASES, totals or {})
 
 
 def test_a_quiet_run_raises_no_doubt() -> None:

@@ -25,7 +25,7 @@ import pandas as pd
 import scipy
 
 from horovod_study import __version__
-from horovod_study.analysis.machine import system
+from horovod_study.analysis.machine import resources
 from horovod_study.analysis.paired import OTHER_LOAD
 from horovod_study.analysis.series.points import ENVIRONMENT, baseline_place, measured, worker_counts
 from horovod_study.analysis.stats import MIN_REPEATS, Floats, binomial_tail
@@ -333,7 +333,7 @@ def _clock(
             more = f", and {places.sum() - 1:,} more" if places.sum() > 1 else ""
             found.append(f"rank {rank}: step {step[place + 1]:,} {what} ({1e3 * abs(by_s[place]):.3f} ms){more}")
     ahead_s, steps_s = (begin_s - residual_s)[timed], step_s[timed]
-    cuts = np.flatnonzero((opens | (late > system.BREAK_S))[timed[:-1] & timed[1:]]) + 1
+    cuts = np.flatnonzero((opens | (late > resources.BREAK_S))[timed[:-1] & timed[1:]]) + 1
     edges = pairwise([0, *cuts.tolist(), len(ahead_s)])
     spans = [[float(ahead_s[a]), float(ahead_s[a] + steps_s[a:b].sum())] for a, b in edges]
     return found, spans if np.isfinite(spans).all() else []
@@ -565,15 +565,15 @@ def _others(run: RecordedRun, ranks: Sequence[Any], beside: RunSideFiles) -> Ite
     if spans:
         begin_s, end_s = min(begin for begin, _ in spans), max(end for _, end in spans)
         window = pd.DataFrame({"phase": ["timed steps"], "begin_s": [begin_s], "end_s": [end_s]})
-        seen = system.other_cores(beside.system, window, run.record.totals)
+        seen = resources.other_cores(beside.system, window, run.record.totals)
     for host, used in seen.items():
-        if 100 * used > system.OTHERS_PERCENT:
+        if 100 * used > resources.OTHERS_PERCENT:
             text = f"{host}: programs that are not of this run used {used:.1f} cores during the timed steps"
             yield _fault("other-load", text)
     for host, used in (ran.get("other_programs_cores") or {}).items():
         own = [each for each in ran.get("ranks") or () if each.get("host") == host]
         cores = len(set().union(*(each.get("cores") or () for each in own)))
-        busy = host not in seen and isinstance(used, int | float) and 100 * used >= system.OTHERS_PERCENT
+        busy = host not in seen and isinstance(used, int | float) and 100 * used >= resources.OTHERS_PERCENT
         if busy and cores and used + min(sum(each.get("threads") or 1 for each in own), cores) > cores:
             text = f"{host}: when the run began other programs used {used:g} cores of the {cores} of its workers"
             yield _fault("other-load", text)

@@ -249,12 +249,23 @@ def _provenance(runs: pd.DataFrame, table: pd.DataFrame, baseline: str) -> dict[
     """Return what was run, when (the first start and the last, ISO 8601), where, and how it was measured."""
     started = _distinct(runs["started"]) if "started" in runs.columns else []
     measured = table[scaling.measured(table)]
-    told = {"schema": SCHEMA, "studies": _distinct(runs["study"]), "partitions": _distinct(runs["partition"])}
+    told: dict[str, Any] = {
+        "schema": SCHEMA,
+        "studies": _distinct(runs["study"]),
+        "partitions": _distinct(runs["partition"]),
+    }
     states = {"total": len(runs), **runs["status"].value_counts().sort_index().to_dict()}
     told |= {"baseline": baseline, "runs": states, "started": started[:1] + started[-1:]}
     failed = scaling.failed_runs(table).to_dict("records")
     told["failed"] = [{f"{key}": _plain_value(value) for key, value in row.items()} for row in failed]
-    told |= {"environment": _environments(runs), "measurement": _measurement(table)}
+    told |= {"environment": _environments(runs), "measurement": []}
+    for series, group in measured.groupby("series", sort=False):  # its timed window, and what was left out before it
+        first, cells = group.iloc[0], group.groupby(["workers", "nodes"], dropna=False).size()
+        row = {"series": series, **{name: first[name] for name in ("work", "precision", "reduction")}}
+        row |= {"stock_settings": bool(first["horovod_defaults"]), "train_samples": _range(group["train_samples"])}
+        lengths = [name for name in ("window_s", "steps", "excluded_steps") if name in group.columns]
+        row |= {"repeats": _range(cells), **{name: _range(group[name]) for name in lengths}}
+        told["measurement"].append(row)
     told["learning"] = {  # what all finished runs share; what they differ in is in the series
         choice: _plain_value(measured[choice].iloc[0])
         for choice in scaling.CHOICES
@@ -327,13 +338,14 @@ def _findings(table: pd.DataFrame, points: pd.DataFrame, parts: pd.DataFrame, ba
         alone = rows[(rows["workers"] == 1) & rows["speedup_plain"].notna()]
         entry["overheads"] = [{"series": row["series"], **_against(row, "plain")} for _, row in alone.iterrows()]
         entry |= {"step": _step(parts, best, baseline), "apart": str(best["apart"]), "withheld": withheld(best)}
-        outside = {name: _number(best[column]) for name, column in _OUTSIDE.items()}
+        of = {
+            "share": "outside_share_median",
+            "samples_per_s": "whole_samples_per_s_median",
+            "speedup": "speedup_whole",
+        }
+        outside = {name: _number(best[column]) for name, column in of.items()}
         found.append({**entry, "culprits": briefly(best), "outside": outside})
     return found
-
-
-_OUTSIDE = {"share": "outside_share_median", "samples_per_s": "whole_samples_per_s_median", "speedup": "speedup_whole"}
-"""What is said of the time outside of steps, by columns of the points."""
 
 
 def _against(row: Any, baseline: str) -> dict[str, Any]:
@@ -382,20 +394,6 @@ def _environments(runs: pd.DataFrame) -> list[dict[str, Any]]:
         merged[home] = merged.get(home, 0) + seen[key]
     ordered = sorted(merged.items(), key=lambda item: (-item[1], [f"{value}" for value in item[0]]))
     return [{"runs": count, **dict(zip(columns, key, strict=True))} for key, count in ordered]
-
-
-def _measurement(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return how each series was measured: lengths of the timed window and what was left out before it."""
-    table = table[scaling.measured(table)]
-    rows = []
-    for series, group in table.groupby("series", sort=False):
-        first = group.iloc[0]
-        cells = group.groupby(["workers", "nodes"], dropna=False).size()
-        told = {"series": series, **{name: first[name] for name in ("work", "precision", "reduction")}}
-        told |= {"stock_settings": bool(first["horovod_defaults"]), "train_samples": _range(group["train_samples"])}
-        lengths = [name for name in ("window_s", "steps", "excluded_steps") if name in group.columns]
-        rows.append({**told, "repeats": _range(cells), **{name: _range(group[name]) for name in lengths}})
-    return rows
 
 
 def _range(values: pd.Series) -> list[float | int | None]:

@@ -99,8 +99,24 @@ def convergence(
             crossings += [
                 {"run": run["run"], **shared, **found} for run, found in zip(cell["runs"], own[place], strict=True)
             ]
-    curves = []
-    for cell in cells:  # medians over the repeats that were evaluated after equally many samples
+    learned, curves = [], []
+    for cell in cells:
+        by_best = sorted(
+            cell["runs"], key=lambda run: (run["test_mse"].min(), run["train_s"][run["test_mse"].argmin()])
+        )
+        run, bests = by_best[len(by_best) // 2], [_finite(each["test_mse"].min()) for each in by_best]
+        best, place = bests[len(bests) // 2], int(run["test_mse"].argmin())
+        finals = sorted(each["test_mse"][-1] for each in cell["runs"])
+        ended = [each for each in by_best if math.isfinite(each["test_mse"][-1])]
+        at_best = {name: float(run[name][place]) if math.isfinite(best) else math.nan for name in _EVALUATED}
+        told = {**cell, "diverged": len(finals) - len(ended), "efficiency": cell["floor_mse"] / best}
+        told["evaluations"] = int(np.median([len(each["samples"]) for each in cell["runs"]]))
+        told |= {"best_mse_median": best, "best_mse_min": bests[0], "best_mse_max": bests[-1]}
+        told |= {f"best_{name}": value for name, value in at_best.items()}
+        told["final_mse_median"] = _finite(finals[len(finals) // 2])
+        told |= zip(("rate", "rate_low", "rate_high", "rate_interval"), _rate(ended, run), strict=True)
+        learned.append(told)
+        # Medians over the repeats that were evaluated after equally many samples.
         table = pd.concat(pd.DataFrame({name: run[name] for name in _EVALUATED}) for run in cell["runs"])
         for _, there in table.groupby("samples", sort=True):
             middle = {name: _finite(np.median(there[name])) for name in _EVALUATED}
@@ -110,7 +126,7 @@ def convergence(
             curves.append({**told, "efficiency": cell["floor_mse"] / middle["test_mse"]})
     return SimpleNamespace(
         curves=_frame(curves, CURVE_COLUMNS),
-        learning=_frame([_learning_row(cell) for cell in cells], LEARNING_COLUMNS),
+        learning=_frame(learned, LEARNING_COLUMNS),
         targets=_frame(rows, TARGET_COLUMNS),
         crossings=_frame(crossings, CROSSING_COLUMNS),
         doubts=tuple(_doubts(cells, rows)),
@@ -144,21 +160,6 @@ def _cells(runs: pd.DataFrame, evaluations: pd.DataFrame, *, finished: bool) -> 
             run["test_mse"] = np.where(np.isfinite(run["test_mse"]), run["test_mse"], np.inf)
         facts = {f"{name}": value for name, value in known[0].items()}
         yield {**facts, "repeats": len(known), "floor_mse": floor, "runs": own}
-
-
-def _learning_row(cell: _Cell) -> dict[str, Any]:
-    by_best = sorted(cell["runs"], key=lambda run: (run["test_mse"].min(), run["train_s"][run["test_mse"].argmin()]))
-    run, bests = by_best[len(by_best) // 2], [_finite(each["test_mse"].min()) for each in by_best]
-    best, place = bests[len(bests) // 2], int(run["test_mse"].argmin())
-    finals = sorted(each["test_mse"][-1] for each in cell["runs"])
-    ended = [each for each in by_best if math.isfinite(each["test_mse"][-1])]
-    at_best = {name: float(run[name][place]) if math.isfinite(best) else math.nan for name in _EVALUATED}
-    told = {**cell, "diverged": len(finals) - len(ended), "efficiency": cell["floor_mse"] / best}
-    told["evaluations"] = int(np.median([len(each["samples"]) for each in cell["runs"]]))
-    told |= {"best_mse_median": best, "best_mse_min": bests[0], "best_mse_max": bests[-1]}
-    told |= {f"best_{name}": value for name, value in at_best.items()}
-    told["final_mse_median"] = _finite(finals[len(finals) // 2])
-    return told | dict(zip(("rate", "rate_low", "rate_high", "rate_interval"), _rate(ended, run), strict=True))
 
 
 def _rate(runs: Sequence[_Run], median_run: _Run) -> tuple[float, float, float, str]:

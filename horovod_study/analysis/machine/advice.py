@@ -7,7 +7,7 @@ F FLOP. docs/predict.md says how to read the answer.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -220,7 +220,20 @@ def case_of(
     known |= {name: value for name, value in found.items() if value is not None} | given
     rated = model is None  # bench.json has the step of the worked example
     model, batch, n = model or cnn(known["widths"]), known["batch"], known["workers"]
-    _refuse(there, known["widths"], model.parameters, found.get("parameters", model.parameters))
+    trained = found.get("parameters", model.parameters)
+    rates = "--step-ms, --flops-per-s and --run all say how fast a worker computes; give one of them"
+    example = "--run is of the worked example and says nothing of --model; give --step-ms instead"
+    other = f"--widths {known['widths']} has {model.parameters:,} parameters, but the run trained {trained:,}"
+    refuse(
+        "model-parallel",
+        ({"widths", "model"}.issubset(there), "--widths and --model both name a model; give one of them"),
+        (("alpha_us" in there) != ("gb_per_s" in there), "a network has --alpha-us and --gb-per-s; give both"),
+        (len({"step_ms", "flops_per_s", "run"}.intersection(there)) > 1, rates),
+        ({"bench", "alpha_us"}.issubset(there), "--bench and --alpha-us both describe the network; give one of them"),
+        ("way" in there and "bench" not in there, "--way chooses from the file of --bench; give that too"),
+        ({"model", "run"}.issubset(there), example),
+        (trained != model.parameters, f"{other}; leave --widths out"),
+    )
     network, per_node = None, given.get("workers_per_node")
     if bench is not None:
         network = network_of(bench[0], source=bench[1], way=given.get("way"), size=4 * model.parameters)
@@ -244,23 +257,6 @@ def case_of(
     told |= {"model": model, "workers_per_node": per_node, "network": network, "flop_per_s": rate}
     told |= {"rate_source": source, "waited_s": found.get("sync_s") if same and n > 1 else None}
     return Case(**told, memory_bytes=memory_bytes, memory_source=memory_source)
-
-
-def _refuse(there: Collection[str], widths: str, parameters: int, trained: int) -> None:
-    """Raise ConfigError where two of what is `there` say the same, one belongs to another, or another was `trained`."""
-    rates = "--step-ms, --flops-per-s and --run all say how fast a worker computes; give one of them"
-    example = "--run is of the worked example and says nothing of --model; give --step-ms instead"
-    other = f"--widths {widths} has {parameters:,} parameters, but the run trained {trained:,}; leave --widths out"
-    refuse(
-        "model-parallel",
-        ({"widths", "model"}.issubset(there), "--widths and --model both name a model; give one of them"),
-        (("alpha_us" in there) != ("gb_per_s" in there), "a network has --alpha-us and --gb-per-s; give both"),
-        (len({"step_ms", "flops_per_s", "run"}.intersection(there)) > 1, rates),
-        ({"bench", "alpha_us"}.issubset(there), "--bench and --alpha-us both describe the network; give one of them"),
-        ("way" in there and "bench" not in there, "--way chooses from the file of --bench; give that too"),
-        ({"model", "run"}.issubset(there), example),
-        (trained != parameters, other),
-    )
 
 
 def _measured_run(content: Mapping[str, Any], source: str) -> dict[str, Any]:

@@ -306,26 +306,22 @@ def impossibilities(rows: pd.DataFrame, base_samples_per_s: float) -> list[str]:
     return said
 
 
-MOST_PER_WORKER = 1e9  # samples or tokens per second; the fastest small models reach some 1e8
 MOST_EPOCHS = 5000.0
-MOST_STEP_S = 300.0  # of one update
-MOST_BYTES_PER_S = 2e13  # of a reduction; links of a GPU have some 1e12
-FAR_ABOVE = 2.0  # times the workers; caches and slow baselines explain less
 
 RULES: dict[str, tuple[Callable[..., bool], str]] = {  # when it is broken, and the sentence, both of values by name
     "rate": (
-        lambda rate, workers, **_: rate > MOST_PER_WORKER * workers,
+        lambda rate, workers, **_: rate > 1e9 * workers,  # samples or tokens; the fastest small models reach some 1e8
         "{rate} {unit} with {workers} workers: no worker does more than 1e9 a second",
     ),
     "speedup": (
-        lambda speedup, workers, **_: speedup > FAR_ABOVE * workers,
+        lambda speedup, workers, **_: speedup > 2.0 * workers,  # caches and slow baselines explain less
         "a speedup of {speedup} with {workers} workers: more than twice the workers is no scaling",
     ),
     "epochs": (
         lambda epochs, **_: epochs > MOST_EPOCHS,
         "{epochs} epochs: no training has as many; samples or tokens?",
     ),
-    "step": (lambda step, **_: step > MOST_STEP_S, "{step} {unit} of a step: no training waits so long"),
+    "step": (lambda step, **_: step > 300.0, "{step} {unit} of a step: no training waits so long"),
     "part": (
         lambda part, whole, **_: part > 1.05 * whole,
         "{what} of {part} {unit} is a part of {of}, of which there are {whole} {unit}: one of the two is unknown",
@@ -348,7 +344,7 @@ RULES: dict[str, tuple[Callable[..., bool], str]] = {  # when it is broken, and 
         "{law} has its peak, {limit}, at {peak} workers, and {measured} was measured at {workers}",
     ),
     "bandwidth": (
-        lambda bandwidth, **_: bandwidth > MOST_BYTES_PER_S,
+        lambda bandwidth, **_: bandwidth > 2e13,  # of a reduction; links of a GPU have some 1e12
         "{bandwidth} bytes/s: no network or memory moves as much",
     ),
 }

@@ -7,10 +7,11 @@ NaN, a point without its baseline has no speedup, and `doubts` says so in words.
 
 import math
 import re
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import count
-from pathlib import Path
+from itertools import chain, count
+from pathlib import Path, PurePath
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,6 @@ import pandas as pd
 from horovod_study import records
 from horovod_study.analysis import paired, stats
 from horovod_study.analysis.laws.costs import karp_flatt
-from horovod_study.analysis.series.baseline_commands import remedy
 from horovod_study.analysis.series.culprits import (
     CULPRITS,
     OWN,
@@ -38,7 +38,7 @@ from horovod_study.config.run import LAPS
 from horovod_study.config.workload import packaged
 from horovod_study.errors import AnalysisError, refuse
 from horovod_study.records import COMMAND, COMMANDS, TurnSlice, rate_unit
-from horovod_study.runtimes import BACKENDS, LIBRARIES, TRANSPORTS
+from horovod_study.runtimes import BACKENDS, CARRIED, LIBRARIES, TRANSPORTS
 from horovod_study.text.numbers import percent
 from horovod_study.text.words import listed, plural
 
@@ -435,8 +435,9 @@ def scaling_points(
                     row["turns_shared"] = turns.shared(names[place], names[base])
         for end, of in _EPOCH_ENDS.items():  # of the one that was made, where each worker went through all of the data
             row[f"epoch_s_{end}"] = passes(row) * row["train_samples"] / (row[f"samples_per_s_{of}"] or math.nan)
-        for end, name in _FRACTION.items():  # of a slowdown it is no fraction
-            fraction = math.nan if row["speedup_plain"] < 1 else float(karp_flatt(row[name], row["workers"]))
+        for end, of in {"": "", "_low": "_high", "_high": "_low"}.items():  # it falls as the speedup grows
+            fraction = float(karp_flatt(row[f"speedup_plain{of}"], row["workers"]))
+            fraction = math.nan if row["speedup_plain"] < 1 else fraction  # of a slowdown it is no fraction
             row[f"karp_flatt{end}"] = fraction
         # POP's: useful seconds per sample of the plain baseline over those here. One plain worker waits for nobody; the
         # ranks of a point spend N PE / X useful seconds on a sample, whatever is fixed: the quotient is E / PE.
@@ -529,10 +530,6 @@ def rows_by(table: pd.DataFrame, keys: Sequence[str] = ("series", *CELL)) -> lis
     for place, row in zip(places, table.to_dict("records"), strict=True):
         found.setdefault(place, []).append(row)
     return list(found.values())
-
-
-_FRACTION = {"": "speedup_plain", "_low": "speedup_plain_high", "_high": "speedup_plain_low"}
-"""What the Karp-Flatt fraction e and its 95 % interval are from: e falls as the speedup grows."""
 
 
 def _flags(row: Mapping[str, Any]) -> list[str]:
@@ -1080,3 +1077,168 @@ def slices_of(rows: Iterable[TurnSlice], folder: str = ".") -> list[paired.Slice
         for each in rows
         if each.samples > 0
     ]
+
+
+# ------------------------------------------------------------------------ what to type for a baseline that is missing
+
+# What calls a launcher: the names by which it is told of ranks (the first is added where none is given), those of
+# places, which become 1 too, and those of hosts, of which one rank needs none.
+_TORCHRUN = ("--nproc-per-node --nproc_per_node", "--nnodes", "")
+_MPIRUN = ("-np -n --np -c", "", "--host -host -H")
+_LAUNCHERS = {
+    "torchrun": _TORCHRUN,
+    "-m torch.distributed.run": _TORCHRUN,
+    "-m torch.distributed.launch": _TORCHRUN,
+    "horovodrun": ("-np --num-proc", "", "-H --hosts"),
+    "mpirun": _MPIRUN,
+    "mpiexec": _MPIRUN,
+    "orterun": _MPIRUN,
+    "srun": ("-n --ntasks", "-N --nodes --ntasks-per-node", "-w"),
+    "accelerate launch": ("--num_processes --num-processes", "--num_machines --num-machines", ""),
+    "deepspeed": ("--num_gpus --num-gpus", "--num_nodes --num-nodes", ""),
+}
+_PROGRAM = re.compile(r"\.py$|^(?:.*/)?python[^/]*$|^(?:-m|--module|--)$")  # where the words of a launcher end
+_COUNTS = ("devices", "num_devices", "gpus", "num_gpus", "nproc", "nprocs", "world_size", "num_processes")
+"""Options by which a script that starts its ranks itself is usually told how many; `workers` are often a loader's."""
+
+
+def one_worker(words: Sequence[str], workers: int) -> list[str] | None:
+    """Return a command of `workers` ranks with one rank; None where its words do not say how many it starts.
+
+    >>> one_worker("torchrun --nproc-per-node 2 train.py --batch 2".split(), 2)
+    ['torchrun', '--nproc-per-node', '1', 'train.py', '--batch', '2']
+    """
+    found, told = list(words), False
+    for start, options in _LAUNCHERS.items():  # one may start another: srun torchrun
+        ranks, places, hosts = map(str.split, options)
+        if (place := _place_of(start.split(), found)) is None:
+            continue
+        program = (at for at in range(place, len(found)) if _PROGRAM.search(found[at]))
+        end = next(program, len(found))
+        own = _dropped(found[place:end], hosts)
+        given = [name for name in (*ranks, *places) if _set(own, name, "1")]
+        found[place:end] = own if {*given}.intersection(ranks) else [ranks[0], "1", *own]
+        told = True
+    for word in [*found]:  # of the script, which may be told beside its launcher
+        if _plain(word).rpartition(".")[2] in _COUNTS and _value(found, word) == str(workers):
+            told = _set(found, word.partition("=")[0], "1") or told
+    return found if told else None
+
+
+def with_batch(words: Sequence[str], old: float, new: float) -> list[str] | None:
+    """Return a command whose batch per worker is `new` instead of `old`; None where no option or several say it."""
+    names = [word for word in words if "batch" in _plain(word) and _value(words, word) == f"{old:.0f}"]
+    if len(names) != 1:
+        return None
+    found = list(words)
+    _set(found, names[0].partition("=")[0], f"{new:.0f}")
+    return found
+
+
+def remedy(run: Mapping[str, Any], *, batch: float, taken: Collection[str]) -> str:
+    """Return how to come by the one-worker run of local batch `batch` that `run`, a row of a run table, lacks.
+
+    `taken` are names of runs that there are: another run directory is named.
+    """
+    if run.get("declared"):
+        return "the line `baselines: [wrapped]` in the study file makes it"
+    notes, line = baseline_command(run, batch=batch, taken=taken)
+    if not line:
+        typed = run.get("typed") or run.get("command") or "unknown"
+        return f"the same command with one worker makes it; it was: {typed}"
+    return f"this makes it{''.join(f', {each}' for each in notes)}: {line}"
+
+
+def baseline_command(run: Mapping[str, Any], *, batch: float, taken: Collection[str]) -> tuple[list[str], str]:
+    """Return the line for the one-worker run that `remedy` speaks of, and notes on it; "" where it is not known."""
+    words = shlex.split(str(run.get("typed") or ""))
+    recorded = "--" in words
+    line = words[words.index("--") + 1 :] if recorded else shlex.split(str(run.get("command") or ""))
+    single = one_worker(line, int(run["workers"])) if recorded else None
+    way = CARRIED.get(f"{run['backend']}/{run['transport']}") if not recorded else None
+    if way is not None and len(line) > 1:  # a script that records itself: `line` is the command of one of its ranks
+        start = way[1].start.split()
+        single = [*start, "1", *([] if start[0] == "torchrun" else ["python"]), *line[1:]]
+    if single is None:
+        return [], ""
+    notes = [f"in {run['typed_in']}"] if run.get("typed_in") else []
+    if batch != run["batch"] and math.isfinite(batch):
+        changed = with_batch(single, run["batch"], batch)
+        notes += [] if changed else [f"told to take a batch of {batch:.0f}"]
+        single = changed or single
+    head = [*_with_out(words[: words.index("--")], taken), "--"] if recorded else []
+    if math.isfinite(batch):
+        _set(head, "--batch", f"{batch:.0f}")
+    notes += [] if recorded else ["with a run directory of its own"]
+    return notes, shlex.join([*head, *single])
+
+
+def again(run: Mapping[str, Any], taken: Collection[str]) -> str:
+    """Return the line that recorded `run`, a row of a run table, with a run directory that is not `taken`; "" where it
+    is not known."""
+    words = shlex.split(str(run.get("typed") or ""))
+    if "--" not in words:
+        return ""
+    place = words.index("--")
+    name = PurePath(_value(words[:place], "--out") or "1w").name
+    return shlex.join([*_with_out(words[:place], taken, name), *words[place:]])
+
+
+def _with_out(words: Sequence[str], taken: Collection[str], name: str = "1w") -> list[str]:
+    """Return the words of `record` for another run: beside the one that they name, where they name one."""
+    found = _dropped(words, ("--repeat",))
+    given = _value(found, "--out") or next((each[6:] for each in found if each.startswith("--out=")), "")
+    if given:
+        names = {each.rpartition("/")[2] for each in taken}
+        free = next(each for each in chain((name,), (f"{name}-{number}" for number in count(2))) if each not in names)
+        _set(found, "--out", str(PurePath(given).with_name(free)))
+    return found
+
+
+def _place_of(start: Sequence[str], words: Sequence[str]) -> int | None:
+    """Return the place behind the words that call a launcher, None where they do not."""
+    bare = [PurePath(word).name if word[:1] != "-" else word for word in words]
+    for place in range(len(words) - len(start) + 1):
+        if bare[place : place + len(start)] == list(start):
+            return place + len(start)
+        if words[place].endswith(".py"):
+            break
+    return None
+
+
+def _set(words: list[str], name: str, value: str) -> bool:
+    """Give an option another value where it has one, in any of its forms: `-n 2`, `-n2`, `--np=2`."""
+    found = False
+    for place, word in enumerate(words):
+        if word == name and place + 1 < len(words):
+            words[place + 1], found = value, True
+        elif word.startswith(f"{name}="):
+            words[place], found = f"{name}={value}", True
+        elif len(name) == 2 and re.fullmatch(f"{name}\\d+", word):
+            words[place], found = f"{name}{value}", True
+    return found
+
+
+def _dropped(words: Sequence[str], names: Collection[str]) -> list[str]:
+    """Return words without some options and their values."""
+    found, left = [], iter(words)
+    for word in left:
+        if word in names:
+            next(left, "")
+        elif word.partition("=")[0] not in names:
+            found.append(word)
+    return found
+
+
+def _value(words: Sequence[str], option: str) -> str | None:
+    """Return what a word gives to an option: behind its `=`, or as the next word."""
+    name, equals, value = option.partition("=")
+    if equals:
+        return value
+    place = words.index(name) if name in words else -1
+    return words[place + 1] if 0 <= place < len(words) - 1 else None
+
+
+def _plain(word: str) -> str:
+    """Return the name of an option without dashes and value, "" for any other word."""
+    return word.partition("=")[0].lstrip("-").replace("-", "_").lower() if word.startswith("-") else ""

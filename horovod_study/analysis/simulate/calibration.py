@@ -211,7 +211,26 @@ def calibrate(
     beside those of `benches`. The first of `runs` decides batch and model. Raises ConfigError for contradictions and
     for what nobody said, AnalysisError for runs that cannot be read together.
     """
-    _refuse(given, runs=bool(runs or beside), benches=bool(benches), network=network is not None)
+    # Where two things say the same, or nothing says what is needed.
+    ran = runs or beside
+    linked, timed = given.alpha_us is not None, given.compute_ms is not None
+    fixed, nothing = given.compute_fixed_ms, "nothing says what the network does; give --bench bench.json, --network "
+    apart = "--compute-fixed-ms is a part of --compute-ms, which must be given and not be less"
+    scatter = "--compute-cv belongs to --compute-ms; a recorded run has its own scatter"
+    ways = "--way names one of those in --bench; give --bench bench.json, or leave it out"
+    sized = given.gradient_mb is not None or ran or benches
+    refuse(
+        "simulate",
+        (linked != (given.gb_per_s is not None), "a network has --alpha-us and --gb-per-s; give both"),
+        (linked and (network or benches), "--alpha-us says what --bench or --network say too; give one of them"),
+        (not (linked or network or benches), f"{nothing}FILE.yaml, or --alpha-us and --gb-per-s"),
+        (timed and ran, "--compute-ms and recorded runs both say how long a worker computes; give one of them"),
+        (not (timed or ran), "nothing says how long a worker computes; give --run RUN_DIR or --compute-ms"),
+        (given.compute_cv is not None and not timed, scatter),
+        (fixed is not None and not fixed <= (given.compute_ms or 0.0), apart),
+        (given.way is not None and not benches, ways),
+        (not sized, "nothing says how many bytes the gradients have; give --gradient-mb"),
+    )
     notes, first = SimpleNamespace(sources={}, doubts=[]), next(iter((*runs, *beside)), None)
     together, way = next((each for each in runs if each.workers > 1), None), given.way
     if way is None and together is not None:  # what the run used, where all files have it; plain MPI has no name
@@ -226,8 +245,8 @@ def calibrate(
         size, notes.sources["gradients"] = found[0].gradient_bytes, found[0].source
     sweeps = [each.sweep for each in found]
     for content, source in further:
-        ways = {each.raw or each.way for each in found} & set(content.get("fits") or ())
-        sweeps += [measured_network(content, source=source, way=name, size=size).sweep for name in sorted(ways)]
+        shared = {each.raw or each.way for each in found} & set(content.get("fits") or ())
+        sweeps += [measured_network(content, source=source, way=name, size=size).sweep for name in sorted(shared)]
     made = _network(found, sweeps, network, given, notes)
     computing, spread = _computing(given, runs, beside, notes)
     runtime = _runtime(given, together, found, made, size, notes)
@@ -242,28 +261,6 @@ def calibrate(
     told: dict[str, Any] = {"gradient_bytes": size, "network": made, "runtime": runtime, "spread": spreads}
     told |= {"algorithm": given.algorithm, "scaling": given.scaling, "buckets": buckets, "doubts": tuple(notes.doubts)}
     return Scenario(**computing, **told, sources=notes.sources)
-
-
-def _refuse(given: Given, *, runs: bool, benches: bool, network: bool) -> None:
-    """Raise ConfigError where two things say the same, or nothing says what is needed."""
-    told, timed = given.alpha_us is not None, given.compute_ms is not None
-    fixed, nothing = given.compute_fixed_ms, "nothing says what the network does; give --bench bench.json, --network "
-    apart = "--compute-fixed-ms is a part of --compute-ms, which must be given and not be less"
-    scatter = "--compute-cv belongs to --compute-ms; a recorded run has its own scatter"
-    way = "--way names one of those in --bench; give --bench bench.json, or leave it out"
-    sized = given.gradient_mb is not None or runs or benches
-    refuse(
-        "simulate",
-        (told != (given.gb_per_s is not None), "a network has --alpha-us and --gb-per-s; give both"),
-        (told and (network or benches), "--alpha-us says what --bench or --network say too; give one of them"),
-        (not (told or network or benches), f"{nothing}FILE.yaml, or --alpha-us and --gb-per-s"),
-        (timed and runs, "--compute-ms and recorded runs both say how long a worker computes; give one of them"),
-        (not (timed or runs), "nothing says how long a worker computes; give --run RUN_DIR or --compute-ms"),
-        (given.compute_cv is not None and not timed, scatter),
-        (fixed is not None and not fixed <= (given.compute_ms or 0.0), apart),
-        (given.way is not None and not benches, way),
-        (not sized, "nothing says how many bytes the gradients have; give --gradient-mb"),
-    )
 
 
 def _network(

@@ -686,9 +686,21 @@ def simulate(
     rows: list[dict[str, Any]] = []
     baseline: dict[int, tuple[float, tuple[Floats, Floats, Floats] | None]] = {}
     for name, scenario in scenarios.items():
-        total = global_batch or scenario.batch * min(counts)
-        for n in counts:
-            row = _central(scenario, n, total, fine)
+        total, weak = global_batch or scenario.batch * min(counts), scenario.scaling == "weak"
+        # One worker that is given the whole work of a step: N times the batch when it is fixed, and with it N steps.
+        one = scenario.batch if weak else total
+        alone_rate = one / (scenario.compute.mean_s * scenario.longer(1) * scenario.batch_factor(one))
+        for n in counts:  # from the constants as they are
+            parts, steps = _steps(scenario, n, total, fine, scenario.network, scenario.runtime)
+            step_s = float(steps.mean())
+            rate = (n * scenario.batch if weak else total) / step_s
+            row: dict[str, Any] = {"workers": n, "nodes": scenario.network.nodes(n)}
+            row |= {"batch": scenario.local_batch(n, total), "speedup": rate / alone_rate, "samples_per_s": rate}
+            row |= {"step_s": step_s, "step_p90_s": float(np.quantile(steps, 0.9))}
+            row |= {f"{part}_s": float(np.mean(parts[part])) for part in (*PARTS, "hidden")}
+            row |= {"efficiency": rate / alone_rate / n, "messages": float(np.mean(parts["messages"]))}
+            reduced_s = allreduce_s(scenario.network, scenario.algorithm, n, scenario.gradient_bytes)
+            row["allreduce_s"] = float(reduced_s)
             relative = _relative(scenario, n, total, coarse, normal)
             base_rate, base_relative = baseline.setdefault(n, (row["samples_per_s"], relative))
             row |= {"scenario": name, "of_baseline": row["samples_per_s"] / base_rate}
@@ -706,25 +718,6 @@ def simulate(
             rows.append(row)
     ends = {name: "float64" for name in COLUMNS if "_low" in name or "_high" in name}
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(ends)
-
-
-def _central(scenario: Scenario, n: int, global_batch: int, luck: Chance) -> dict[str, Any]:
-    """Return the numbers of one worker count from the constants as they are."""
-    parts, steps = _steps(scenario, n, global_batch, luck, scenario.network, scenario.runtime)
-    step_s = float(steps.mean())
-    weak = scenario.scaling == "weak"
-    # One worker that is given the whole work of a step: N times the batch when it is fixed, and with it N steps.
-    one = scenario.batch if weak else global_batch
-    alone_s = scenario.compute.mean_s * scenario.longer(1)
-    alone_rate = one / (alone_s * scenario.batch_factor(one))
-    rate = (n * scenario.batch if weak else global_batch) / step_s
-    row: dict[str, Any] = {"workers": n, "nodes": scenario.network.nodes(n)}
-    row |= {"batch": scenario.local_batch(n, global_batch), "speedup": rate / alone_rate}
-    row |= {"step_s": step_s, "step_p90_s": float(np.quantile(steps, 0.9)), "samples_per_s": rate}
-    row |= {f"{name}_s": float(np.mean(parts[name])) for name in (*PARTS, "hidden")}
-    row |= {"efficiency": rate / alone_rate / n, "messages": float(np.mean(parts["messages"]))}
-    reduced = allreduce_s(scenario.network, scenario.algorithm, n, scenario.gradient_bytes)
-    return row | {"allreduce_s": float(reduced)}
 
 
 def _steps(

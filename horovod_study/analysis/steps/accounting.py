@@ -62,12 +62,12 @@ totals of a run. begin_s and end_s are seconds since the run's first step, on th
 SPEEDUPS = ("speedup_plain", "efficiency_plain", "speedup_wrapped", "efficiency_wrapped")
 _FROM_ACCOUNTS = (*OF_RANKS, "residual_share_mean", "open_steps", "why_not")
 _TOLD = ("hosts", "launcher", "command", "finished", "excluded_by", "steady_doubt", "energy_doubt", "energy_of")
-_NUMBERS = ("step_s_p90", "sync_s_median", "excluded_steps", "rows_lost", "rss_mb_max", "pss_mb_max", "energy_j")
 RUN_TABLE_COLUMNS = (
     *("run", "series", "setting", "mode", "study", "partition", "backend", "transport", "batch", "workers", "nodes"),
     *("repeat", "status", "reason", "started", "host", *_TOLD),
     *("samples_per_s", *SPEEDUPS, "window_s", "steps", "step_s", "step_s_median", *LAP_COLUMNS),
-    *(*_NUMBERS, "energy_per_sample_j", "test_mse", *LOADS, *_FROM_ACCOUNTS),
+    *("step_s_p90", "sync_s_median", "excluded_steps", "rows_lost", "rss_mb_max", "pss_mb_max"),
+    *("energy_j", "energy_per_sample_j", "test_mse", *LOADS, *_FROM_ACCOUNTS),
 )
 """What the table of runs has at least; every other column of the run table follows."""
 

@@ -23,9 +23,10 @@ from scipy import ndimage
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.series import culprits
-from horovod_study.analysis.series.baseline_commands import again, baseline_command
 from horovod_study.analysis.series.points import (
     StudyTurns,
+    again,
+    baseline_command,
     disturbed_runs,
     efficiency_doubts,
     levelled,
@@ -60,7 +61,7 @@ class Inspection(SimpleNamespace):
 
     window: first_step, by, excluded (steps recorded before it) and steps (compared). ranks: of each its rank, host,
     steps, means laps_s, step_s, own_s and wait_s (for the last rank), and gap, the greatest distance of the sum of laps
-    from the step as a share of it. system: rows of `analysis.system.summary`, or why_not. recorded_beside: kind ->
+    from the step as a share of it. system: rows of `resources.summary`, or why_not. recorded_beside: kind ->
     paths. stragglers, pop, pauses and ablation are values of their modules.
     """
 
@@ -124,17 +125,17 @@ def _system(run: RecordedRun, beside: RunSideFiles) -> tuple[dict[str, Any], lis
         return {"rows": [], "why_not": beside.why_no_system}, [beside.why_no_system] if beside.damaged_system else []
     import pandas as pd
 
-    from horovod_study.analysis.machine import system
+    from horovod_study.analysis.machine import resources
 
     found: list[Any] = []
     told: list[str] = []
     steps = pd.DataFrame(dict(run.rows[min(run.rows)]))
     for host, samples in beside.system.items():
         first_s, last_s = (float(each) for each in samples.rows["at_s"].agg(["min", "max"]))
-        table = system.phases(steps, beside.evaluations, first_timed=run.first_step, first_s=first_s, last_s=last_s)
-        found += system.summary({host: samples}, table).to_dict("records")
-        told += system.doubts({host: samples}, table, run.record.totals)
-    told += system.told_doubts(run.record.totals)
+        table = resources.phases(steps, beside.evaluations, first_timed=run.first_step, first_s=first_s, last_s=last_s)
+        found += resources.summary({host: samples}, table).to_dict("records")
+        told += resources.sensor_doubts({host: samples}, table, run.record.totals)
+    told += resources.told_doubts(run.record.totals)
     return {"rows": found, "why_not": ""}, [text.rstrip(".") for text in told]
 
 

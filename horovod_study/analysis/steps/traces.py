@@ -415,7 +415,19 @@ def compare(traces: Sequence[SimpleNamespace]) -> dict[str, Any]:
         means["backward"] -= means["exposed"].fillna(0.0)  # what a rank waits in backward is not its own time
         laps = means[[*LAPS]]
         cause = str((laps.iloc[latest] - laps.drop(index=latest).median()).idxmax())
-    doubts += [*_doubts(ordered, named), *(say for each in ordered for say in each.doubts)]
+    steps, worlds = min(len(each.steps) for each in ordered), {each.world for each in ordered} - {None}
+    worlds = worlds if len(worlds) == 1 else {0}
+    told = {
+        f"{steps} steps are few: profile {FEW_STEPS} or more, after a warm-up": 1 < steps < FEW_STEPS,
+        "names of files tell no rank: they are numbered by their order, and the numbers are no ranks": not named
+        and len(ordered) > 1,
+        f"{len(ordered)} of {max(worlds)} ranks are here: the late one may be another": len(ordered) < max(worlds),
+        "some traces have kernels of a GPU and some have none; profile all ranks alike": (
+            len({each.on_gpu for each in ordered}) > 1
+        ),
+    }
+    doubts += [text for text, holds in told.items() if holds]
+    doubts += [say for each in ordered for say in each.doubts]
     late_one = {"late": slow["rank"] if slow and named else None, "late_file": slow["source"] if slow else ""}
     about = {"named": named, **late_one, "cause": cause, "on_gpu": ordered[0].on_gpu}
     return {"ranks": rows, **about, "doubts": list(dict.fromkeys(doubts))}
@@ -483,19 +495,6 @@ def _latest(late: Floats) -> int | None:
     means = [stats.student(column) for column in late.T] if len(late) and late.shape[1] > 1 else []
     order = sorted(range(len(means)), key=lambda place: means[place].value)
     return order[-1] if means and means[order[-1]].low > max(means[order[-2]].value, 0.0) else None
-
-
-def _doubts(traces: Sequence[SimpleNamespace], named: bool) -> Iterator[str]:
-    steps = min(len(each.steps) for each in traces)
-    if 1 < steps < FEW_STEPS:
-        yield f"{steps} steps are few: profile {FEW_STEPS} or more, after a warm-up"
-    if not named and len(traces) > 1:
-        yield "names of files tell no rank: they are numbered by their order, and the numbers are no ranks"
-    worlds = {each.world for each in traces} - {None}
-    if len(worlds) == 1 and len(traces) < (world := worlds.pop() or 0):
-        yield f"{len(traces)} of {world} ranks are here: the late one may be another"
-    if len({each.on_gpu for each in traces}) > 1:
-        yield "some traces have kernels of a GPU and some have none; profile all ranks alike"
 
 
 _NUMBERS = {"rank": "rank", "ranks": "n_ranks", "number": "coll_sn", "bytes": "coll_msg_size_bytes"}

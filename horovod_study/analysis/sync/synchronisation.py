@@ -679,7 +679,7 @@ def batch_sizes(runs: pd.DataFrame, *, seed: int = 0) -> SimpleNamespace:
     # Throughputs of one worker, by the kind of baseline that it is and what it has in common with others.
     alone: dict[tuple[str, str], Floats] = {}
     for (kind, key), of in table[table["workers"] == 1].groupby(["_kind", "_alike"]):
-        alone[kind, key] = of["samples_per_s"].to_numpy(dtype=np.float64)
+        alone[f"{kind}", f"{key}"] = of["samples_per_s"].to_numpy(dtype=np.float64)
     keys = ["series", "train_samples", "workers", "nodes", "per_node"]
     for _, alike in table.groupby(keys, sort=False, dropna=False):
         cells = [cell for _, cell in alike.groupby("batch", sort=True)]

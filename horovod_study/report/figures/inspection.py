@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from horovod_study.analysis.machine import system
+from horovod_study.analysis.machine import resources
 from horovod_study.analysis.steps.explanation import Inspection
 from horovod_study.analysis.steps.rank_steps import CAUSES, PARTS, Lateness, Stragglers
 from horovod_study.records import RecordedRun, RunSideFiles
@@ -220,8 +220,8 @@ def drawing(samples: Any, steps: pd.DataFrame, evaluations: Sequence[Mapping[str
     `samples`: of `records.read_system`; `steps`: rows of one rank. The CSV has means and maxima of the timed steps.
     """
     begin_s, end_s = float(samples.rows["at_s"].min()), float(samples.rows["at_s"].max())
-    table = system.phases(steps, evaluations, first_timed=first, first_s=begin_s, last_s=end_s)
-    rows = system.over_time(samples)
+    table = resources.phases(steps, evaluations, first_timed=first, first_s=begin_s, last_s=end_s)
+    rows = resources.over_time(samples)
     rows["at_s"] -= begin_s
     shades = _Phases(table.assign(begin_s=table["begin_s"] - begin_s, end_s=table["end_s"] - begin_s))
     looks = style.looks_in_order(list(rows["line"].unique()))
@@ -242,12 +242,12 @@ def drawing(samples: Any, steps: pd.DataFrame, evaluations: Sequence[Mapping[str
         f"run; its first step began at {0.0 - begin_s:.3g} s. MB are 1e6 bytes."
         + f" Without a sensor: {missing}."
         * bool(missing),
-        data=system.summary({samples.host: samples}, table),
+        data=resources.summary({samples.host: samples}, table),
         panels=panels,
         looks={look.label: look for look in looks},
         legend=[
             Patch(facecolor=_SHADES[phase], edgecolor=style.QUIET, linewidth=0.5, label=phase)
-            for phase in system.PHASES
+            for phase in resources.PHASES
             if phase in set(table["phase"])
         ],
         shape=(2, 0.5, 0.4),
