@@ -245,7 +245,6 @@ def to_html(table: Table, *, groups: str = "Series", kind: str = "broad") -> Mar
     `kind`: the classes of the table; `broad` where its rows have several lines, `flat` where they have one.
     """
     titled = any(group.title for group in table.groups)
-    heads = [*([Column(groups, "text")] if titled else []), *table.columns]
     made = []
     for group in table.groups:
         hidden = [["screen-only"] * bool(getattr(row[0], "page_only", False)) for row in group.rows]
@@ -259,23 +258,18 @@ def to_html(table: Table, *, groups: str = "Series", kind: str = "broad") -> Mar
         kind=kind,
         titled=titled,
         groups=made,
-        heads=[([*each.head.split("\n"), *filter(None, [each.unit])], _looks(each, strong=False)) for each in heads],
+        heads=[*([Column(groups, "text")] if titled else []), *table.columns],
     )
     return Markup(text.rstrip("\n"))
 
 
-def _looks(column: Column, *, strong: bool) -> list[str]:
-    """Return the classes of the cells of a column."""
-    return ["n"] * column.number + ["strong"] * (strong and column.strong) + ["screen-only"] * column.page_only
-
-
-def _cells(row: tuple[str, ...], columns: tuple[Column, ...]) -> Iterator[tuple[str, Column, list[str], int]]:
-    """Yield text, column and classes of each cell, and over how many columns a warning goes, which is the last one."""
+def _cells(row: tuple[str, ...], columns: tuple[Column, ...]) -> Iterator[tuple[str, Column, int]]:
+    """Yield text and column of each cell, and over how many columns a warning goes, which is the last one."""
     for place, (text, column) in enumerate(zip(row, columns, strict=True)):
         if getattr(text, "warning", False):
-            yield text, column, ["missing"], len(row) - place
+            yield text, column, len(row) - place
             return
         if column.interval:
             value, _, interval = text.partition(" ")
             text = Cell(value, interval, *getattr(text, "under", ()), doubts=getattr(text, "doubts", ()))
-        yield text, column, _looks(column, strong=True), 0
+        yield text, column, 0
