@@ -103,7 +103,14 @@ def run(options: argparse.Namespace) -> int | Result:
     if sides := sides_of(words):
         return _run_pairs(options, sides)
     _refuse_idle(options)
-    _take_command(options)
+    if options.command is not None:  # its study file is run, and what to type the next time is said at the end
+        from horovod_study.cluster.launch import require_program
+        from horovod_study.studies.study_file import command_study
+
+        for program in options.command[:1]:
+            require_program(program, Path.cwd(), os.environ.get("PATH", ""))
+        options.study = command_study(options.command, rate=options.rate, hosts=_hosts(options))
+        options.yes = True  # the user has typed what is to be run, and nobody knows how long it is
     options.retry, again = options.retry is not False, options.retry
     study, command = _study(options), _command(options)
     aim = None if options.until is None else until_share(options.until)
@@ -199,20 +206,6 @@ def _run_pairs(options: argparse.Namespace, sides: tuple[str, ...]) -> int | Res
         files=write_result(out, {"comparison.txt": found[1:], "comparison.json": document}),
         exit_code=0 if result is None else result.exit_code,
     )
-
-
-def _take_command(options: argparse.Namespace) -> None:
-    """Have `run -- COMMAND` run the study file of that command, and say what to type the next time."""
-    if options.command is None:
-        return
-    from horovod_study.cluster.launch import require_program
-    from horovod_study.studies.study_file import command_study
-
-    for program in options.command[:1]:
-        require_program(program, Path.cwd(), os.environ.get("PATH", ""))
-    options.study = command_study(options.command, rate=options.rate, hosts=_hosts(options))
-    # The user has typed what is to be run, and nobody knows how long it is.
-    options.yes = True
 
 
 def _command(options: argparse.Namespace) -> str:

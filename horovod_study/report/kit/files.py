@@ -12,6 +12,7 @@ import shutil
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib.resources import files
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,11 @@ PACKAGES = "".join(f"\\usepackage{{{name}}}" for name in ("array", "booktabs", "
 
 PAGE_LINES = 44
 """A table with more lines than this is a longtable, which breaks over pages; a float would run off its page."""
+
+
+def page_file(name: str) -> str:
+    """Return the text of a file of page/static or page/templates."""
+    return files("horovod_study.report.page").joinpath(name).read_text(encoding="utf-8")
 
 
 def to_csv(table: Table) -> str:

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
-from importlib.resources import files
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from horovod_study.report import against as compared
 from horovod_study.report.figures import convergence
 from horovod_study.report.figures.catalogue import drawings, write_figures
 from horovod_study.report.grammar import Figure, css_name, inline, script_json
-from horovod_study.report.kit.files import TEMPLATES, to_html
+from horovod_study.report.kit.files import TEMPLATES, page_file, to_html
 from horovod_study.report.kit.style import DARK, SCREEN_WIDTH_IN, series_labels
 from horovod_study.report.page.tables import (
     headline,
@@ -111,7 +110,7 @@ def render(analysis: Analysis, *, against: Any = None, printed: Sequence[Table] 
     beside = [] if against is None else [compared.figure(against)]
     figures = {each.name: _figure(each) for each in (*beside, *drawings(analysis))}
     made = {each.name: each for each in (*printed, *_own_tables(analysis, labels, against)) if each.groups}
-    script, provenance = static("report.js"), analysis.provenance
+    script, provenance = page_file("static/report.js"), analysis.provenance
     own = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
     # No request to anywhere, no script but its own.
     policy = (
@@ -136,7 +135,7 @@ def render(analysis: Analysis, *, against: Any = None, printed: Sequence[Table] 
         files=[(table.name, table.title) for table in printed],
         policy=policy,
         script=Markup(script),
-        sheet=Markup(static("report.css")),
+        sheet=Markup(page_file("static/report.css")),
         version=__version__,
         light=[(css_name(color), color) for color in DARK],
         dark=[(css_name(color), twin) for color, twin in DARK.items()],
@@ -265,8 +264,3 @@ def _own_tables(analysis: Analysis, labels: Mapping[str, str], against: Any) -> 
     ):
         if rows:
             yield Table(name=name, title=title, columns=columns, groups=(Group(title="", rows=tuple(rows)),))
-
-
-def static(name: str) -> str:
-    """Return a file of page/static."""
-    return files("horovod_study.report.page").joinpath("static", name).read_text(encoding="utf-8")
