@@ -16,6 +16,7 @@ from horovod_study.cli.verbs import (
     YES,
     Result,
     Verb,
+    few_need,
     given,
     option_name,
     runs_of,
@@ -70,22 +71,19 @@ def _run_arguments(add: Parser) -> None:
     add("--here", **FLAG, help="Slurm: run in this allocation (salloc)")
     add("--dry-run", **FLAG, help="print job scripts and launch lines, start nothing")
     add("--yes", **FLAG, help="do not ask before a study that is large")
-    rate = "of a command: where its output says a rate; the first group is the number"
-    add("--rate", metavar="REGEX", help=rate, more=True)
-    shared = "allow workers to share cores or GPUs; times then mean little"
-    add("--oversubscribe", **FLAG, help=shared, more=True)
-    smoke = "try each runtime with two workers for a few seconds first (default: yes)"
-    add("--smoke", **YES, help=smoke, more=True)
-    add("--pin", **YES, help="keep each cell on the same cores in every repeat (default: yes)", more=True)
-    add("--json", **FLAG, help="with --plan, and of A B: print one line of JSON", more=True)
-    add("--workers", **COUNT, nargs="+", help="of A B: worker counts (default: one per core)", more=True)
-    blocks = "of A B: launches of both per worker count (default 5; with --until or not in turns 10)"
-    add("--blocks", **COUNT, help=blocks, more=True)
-    apart = "of A B: one after the other in any case"
-    add("--no-turns", action="store_const", const=True, help=apart, more=True)
-    add("--out", **DIR, help="of A B: receives runs and result (default compare, in --runs)", more=True)
-    another = "of A B: another training than the package's own (docs/studies.md)"
-    add("--workload", metavar="FILE.py", help=another, more=True)
+    few_need(
+        add,
+        ("rate", {"metavar": "REGEX"}, "of a command: where its output says a rate; the first group is the number"),
+        ("oversubscribe", FLAG, "allow workers to share cores or GPUs; times then mean little"),
+        ("smoke", YES, "try each runtime with two workers for a few seconds first (default: yes)"),
+        ("pin", YES, "keep each cell on the same cores in every repeat (default: yes)"),
+        ("json", FLAG, "with --plan, and of A B: print one line of JSON"),
+        ("workers", {**COUNT, "nargs": "+"}, "of A B: worker counts (default: one per core)"),
+        ("blocks", COUNT, "of A B: launches of both per worker count (default 5; with --until or not in turns 10)"),
+        ("no-turns", {"action": "store_const", "const": True}, "of A B: one after the other in any case"),
+        ("out", DIR, "of A B: receives runs and result (default compare, in --runs)"),
+        ("workload", {"metavar": "FILE.py"}, "of A B: another training than the package's own (docs/studies.md)"),
+    )
     add_run_options(add, without=SET_BY_COMPARE)
 
 
