@@ -67,12 +67,11 @@ def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Figure | None
         return None
     labels, rows = style.series_labels(points), list[pd.DataFrame]()
     for row in _rows(shown):  # with the names of their lines: runtime, workers, nodes, and settings if several
-        several = row["setting"].nunique() > 1
         names = [
             labels[each["series"]]
             + f", {plural(each['workers'], 'worker')}" * (each["backend"] != "serial")
             + f" on {plural(each['nodes'], 'node')}" * (each["nodes"] > 1)
-            + f", {each['setting']}" * several
+            + f", {each['setting']}" * (row["setting"].nunique() > 1)
             for each in row.to_dict("records")
         ]
         rows.append(row.assign(line=names))

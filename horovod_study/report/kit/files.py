@@ -117,8 +117,7 @@ TEMPLATES = Environment(
 PACKAGES = "".join(f"\\usepackage{{{name}}}" for name in ("array", "booktabs", "graphicx", "longtable"))
 """What the preamble of a document with these tables loads."""
 
-PAGE_LINES = 44
-"""A table with more lines than this is a longtable, which breaks over pages; a float would run off its page."""
+PAGE_LINES = 44  # a table with more is a longtable, which breaks over pages; a float would run off its page
 
 
 def page_file(name: str) -> str:

@@ -72,9 +72,8 @@ SECTIONS = {
 }
 """What follows the answer, in its order, by id: title, and the names of its figures, of its tables in sight and folded.
 
-Those that there are; a table of more than MAX_ROWS rows is folded, too, and where nothing is in sight, the first of the
-others is. The last one has, folded, the figures that no section shows.
-"""
+A table of more than MAX_ROWS rows is folded, too; where nothing is in sight, the first of the others is. The last one
+has, folded, the figures that no section shows."""
 _DRAWN = ("learning", "resources")  # there is none of these without a figure
 
 
