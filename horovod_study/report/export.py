@@ -294,13 +294,13 @@ def write_paper(analysis: Analysis, directory: Path, source: Mapping[str, Any]) 
     made = {table.name: table for table in (*tables(analysis), digests)}
     results, appendix = ([name for name in names if name in made] for names in (RESULTS, (*APPENDIX, "digests")))
     said = {**_texts(analysis, figures, source), "results": results, "appendix": appendix}
-    section = TEX.getpage_file("templates/section.tex.j2").render(said)
+    section = TEX.get_template("section.tex.j2").render(said)
     version = (source.get("versions") or {}).get("horovod_study", "")
     works = page_file("templates/references.bib").replace("VERSION", version).rstrip().split("\n\n")
     cited = set(re.findall(r"\\cite\{(\w+)\}", section))
     texts = {
         "section.tex": section,
-        "appendix.tex": TEX.getpage_file("templates/appendix.tex.j2").render(said),
+        "appendix.tex": TEX.get_template("appendix.tex.j2").render(said),
         "references.bib": "\n\n".join(work for work in works if re.split(r"[{,]", work)[1] in cited) + "\n",
         "paper.tex": page_file("templates/paper.tex"),
         **{f"tables/{name}.tex": to_latex(made[name]) for name in (*results, *appendix)},
