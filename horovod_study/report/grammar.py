@@ -91,7 +91,8 @@ class Points:
                 for _, part in own.groupby(self.within, sort=True, dropna=False) if self.within else [("", own)]:
                     line_of(axes, part["_at"], part[self.y] * self.scale, look)
             if not self.hollow:
-                belongs(axes.vlines(own["_at"], *values[1:], color=look.color, linewidth=1.1, zorder=3), look.label)
+                ends = axes.vlines(own["_at"], values[1], values[2], color=look.color, linewidth=1.1, zorder=3)
+                belongs(ends, look.label)
             drawn = [(look, np.full(len(own), True))]
             if self.resolved:
                 solid = own[self.resolved].to_numpy()

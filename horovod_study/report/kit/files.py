@@ -237,7 +237,7 @@ def _accented(letter: str) -> str:
 
 
 TEMPLATES.filters |= {"latex": latex, "breaking": _breaking, "counted": plural}
-_MARKS = {"block_start_string": "<%", "block_end_string": "%>", "comment_start_string": "<#"}
+_MARKS: dict[str, Any] = {"block_start_string": "<%", "block_end_string": "%>", "comment_start_string": "<#"}
 _MARKS |= {"variable_start_string": "<<", "variable_end_string": ">>"}
 TEX = TEMPLATES.overlay(**_MARKS, autoescape=False)
 """The same for LaTeX, which has braces of its own and is escaped by `latex` alone."""
