@@ -368,8 +368,8 @@ def record(options: argparse.Namespace) -> int:
         records.require_no_run(place)
     own = {name: value for name, _, value in named_options}
     words = options.words[: len(options.words) - len(command)]
-    words += ["--"] * (words[-1:] != ["--"])
-    requested = {"typed": ["horovod-study", *words, *command], "typed_in": os.getcwd()}
+    words = ["horovod-study", *words, *["--"] * (words[-1:] != ["--"]), *command]
+    requested = {"typed": words, "typed_in": os.getcwd()}
     of_script = {**given(options, "batch", "model_name"), "own": own, "requested": requested}
     for repeat, place in enumerate(places, options.repeat):
         code = recorded.record(command, place, {**common, "repeat": repeat}, of_script, steps=steps, rate=options.rate)

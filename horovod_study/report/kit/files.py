@@ -239,8 +239,7 @@ def _accented(letter: str) -> str:
 TEMPLATES.filters |= {"latex": latex, "breaking": _breaking, "counted": plural}
 _MARKS: dict[str, Any] = {"block_start_string": "<%", "block_end_string": "%>", "comment_start_string": "<#"}
 _MARKS |= {"variable_start_string": "<<", "variable_end_string": ">>"}
-TEX = TEMPLATES.overlay(**_MARKS, autoescape=False)
-"""The same for LaTeX, which has braces of its own and is escaped by `latex` alone."""
+TEX = TEMPLATES.overlay(**_MARKS, autoescape=False)  # the same for LaTeX, which `latex` alone escapes
 
 
 def to_html(table: Table, *, groups: str = "Series", kind: str = "broad") -> Markup:

@@ -54,7 +54,6 @@ MAX_CSV = 60_000  # letters of a figure's data for download; beyond, its button 
 MAX_ROWS = 32  # of a table in sight
 MAX_DOUBTS = 5  # in sight
 
-
 SECTIONS = {
     "against": ("Against the other study", "against", "", "against"),
     "scaling": ("Scaling", "speedup efficiency", "", ""),
@@ -74,7 +73,6 @@ SECTIONS = {
 
 A table of more than MAX_ROWS rows is folded, too; where nothing is in sight, the first of the others is. The last one
 has, folded, the figures that no section shows."""
-_DRAWN = ("learning", "resources")  # there is none of these without a figure
 
 
 def write_report(
@@ -153,7 +151,7 @@ def _sections(
         figures, more = ([drawn[name] for name in drawn if name in own] for own in (own_figures, rest))
         tables = [made[name] for name in (*in_front, *folded) if name in made]
         lead = leads.get(place, ())
-        if (figures or tables or lead) if place not in _DRAWN else figures:
+        if figures or ((tables or lead) and place not in ("learning", "resources")):
             first = [] if figures or any(table.name in in_front for table in tables) else tables[:1]
             shown = []  # what each table is folded under, empty where it is in sight, and the table
             for table in tables:
