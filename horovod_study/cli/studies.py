@@ -16,6 +16,7 @@ from horovod_study.cli.verbs import (
     YES,
     Result,
     Verb,
+    few_need,
     given,
     option_name,
     runs_of,
@@ -70,22 +71,19 @@ def _run_arguments(add: Parser) -> None:
     add("--here", **FLAG, help="Slurm: run in this allocation (salloc)")
     add("--dry-run", **FLAG, help="print job scripts and launch lines, start nothing")
     add("--yes", **FLAG, help="do not ask before a study that is large")
-    rate = "of a command: where its output says a rate; the first group is the number"
-    add("--rate", metavar="REGEX", help=rate, more=True)
-    shared = "allow workers to share cores or GPUs; times then mean little"
-    add("--oversubscribe", **FLAG, help=shared, more=True)
-    smoke = "try each runtime with two workers for a few seconds first (default: yes)"
-    add("--smoke", **YES, help=smoke, more=True)
-    add("--pin", **YES, help="keep each cell on the same cores in every repeat (default: yes)", more=True)
-    add("--json", **FLAG, help="with --plan, and of A B: print one line of JSON", more=True)
-    add("--workers", **COUNT, nargs="+", help="of A B: worker counts (default: one per core)", more=True)
-    blocks = "of A B: launches of both per worker count (default 5; with --until or not in turns 10)"
-    add("--blocks", **COUNT, help=blocks, more=True)
-    apart = "of A B: one after the other in any case"
-    add("--no-turns", action="store_const", const=True, help=apart, more=True)
-    add("--out", **DIR, help="of A B: receives runs and result (default compare, in --runs)", more=True)
-    another = "of A B: another training than the package's own (docs/studies.md)"
-    add("--workload", metavar="FILE.py", help=another, more=True)
+    few_need(
+        add,
+        ("rate", {"metavar": "REGEX"}, "of a command: where its output says a rate; the first group is the number"),
+        ("oversubscribe", FLAG, "allow workers to share cores or GPUs; times then mean little"),
+        ("smoke", YES, "try each runtime with two workers for a few seconds first (default: yes)"),
+        ("pin", YES, "keep each cell on the same cores in every repeat (default: yes)"),
+        ("json", FLAG, "with --plan, and of A B: print one line of JSON"),
+        ("workers", {**COUNT, "nargs": "+"}, "of A B: worker counts (default: one per core)"),
+        ("blocks", COUNT, "of A B: launches of both per worker count (default 5; with --until or not in turns 10)"),
+        ("no-turns", {"action": "store_const", "const": True}, "of A B: one after the other in any case"),
+        ("out", DIR, "of A B: receives runs and result (default compare, in --runs)"),
+        ("workload", {"metavar": "FILE.py"}, "of A B: another training than the package's own (docs/studies.md)"),
+    )
     add_run_options(add, without=SET_BY_COMPARE)
 
 
@@ -103,7 +101,14 @@ def run(options: argparse.Namespace) -> int | Result:
     if sides := sides_of(words):
         return _run_pairs(options, sides)
     _refuse_idle(options)
-    _take_command(options)
+    if options.command is not None:  # its study file is run, and what to type the next time is said at the end
+        from horovod_study.cluster.launch import require_program
+        from horovod_study.studies.study_file import command_study
+
+        for program in options.command[:1]:
+            require_program(program, Path.cwd(), os.environ.get("PATH", ""))
+        options.study = command_study(options.command, rate=options.rate, hosts=_hosts(options))
+        options.yes = True  # the user has typed what is to be run, and nobody knows how long it is
     options.retry, again = options.retry is not False, options.retry
     study, command = _study(options), _command(options)
     aim = None if options.until is None else until_share(options.until)
@@ -199,20 +204,6 @@ def _run_pairs(options: argparse.Namespace, sides: tuple[str, ...]) -> int | Res
         files=write_result(out, {"comparison.txt": found[1:], "comparison.json": document}),
         exit_code=0 if result is None else result.exit_code,
     )
-
-
-def _take_command(options: argparse.Namespace) -> None:
-    """Have `run -- COMMAND` run the study file of that command, and say what to type the next time."""
-    if options.command is None:
-        return
-    from horovod_study.cluster.launch import require_program
-    from horovod_study.studies.study_file import command_study
-
-    for program in options.command[:1]:
-        require_program(program, Path.cwd(), os.environ.get("PATH", ""))
-    options.study = command_study(options.command, rate=options.rate, hosts=_hosts(options))
-    # The user has typed what is to be run, and nobody knows how long it is.
-    options.yes = True
 
 
 def _command(options: argparse.Namespace) -> str:
@@ -377,8 +368,8 @@ def record(options: argparse.Namespace) -> int:
         records.require_no_run(place)
     own = {name: value for name, _, value in named_options}
     words = options.words[: len(options.words) - len(command)]
-    words += ["--"] * (words[-1:] != ["--"])
-    requested = {"typed": ["horovod-study", *words, *command], "typed_in": os.getcwd()}
+    words = ["horovod-study", *words, *["--"] * (words[-1:] != ["--"]), *command]
+    requested = {"typed": words, "typed_in": os.getcwd()}
     of_script = {**given(options, "batch", "model_name"), "own": own, "requested": requested}
     for repeat, place in enumerate(places, options.repeat):
         code = recorded.record(command, place, {**common, "repeat": repeat}, of_script, steps=steps, rate=options.rate)

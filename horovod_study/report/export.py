@@ -20,7 +20,6 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -34,7 +33,7 @@ from horovod_study.errors import ConfigError, RecordError, refuse
 from horovod_study.files import PART, append_text, new_file, not_written, result_folder, unfinished, write_file, writing
 from horovod_study.report.figures.catalogue import drawings
 from horovod_study.report.grammar import Figure
-from horovod_study.report.kit.files import TEX, caption_command, latex, to_latex
+from horovod_study.report.kit.files import TEX, caption_command, latex, page_file, to_latex
 from horovod_study.report.page.tables import answer, learned, sentences, tables, told_doubts
 from horovod_study.text.numbers import THIN, amount
 from horovod_study.text.tables import table_of
@@ -221,7 +220,7 @@ def write_archive(
     made_with, commands = reproduction(analysis, source)
     commands = list(dict.fromkeys([*analysis.provenance["commands"], *commands]))[:MAX_COMMANDS]
     readme = (
-        _template("readme.md")
+        page_file("templates/readme.md")
         .format(
             studies=listed([f"{each}" for each in analysis.provenance["studies"]] or ["a training"]),
             answer=" ".join(answer(analysis)).replace(THIN, " "),
@@ -297,13 +296,13 @@ def write_paper(analysis: Analysis, directory: Path, source: Mapping[str, Any]) 
     said = {**_texts(analysis, figures, source), "results": results, "appendix": appendix}
     section = TEX.get_template("section.tex.j2").render(said)
     version = (source.get("versions") or {}).get("horovod_study", "")
-    works = _template("references.bib").replace("VERSION", version).rstrip().split("\n\n")
+    works = page_file("templates/references.bib").replace("VERSION", version).rstrip().split("\n\n")
     cited = set(re.findall(r"\\cite\{(\w+)\}", section))
     texts = {
         "section.tex": section,
         "appendix.tex": TEX.get_template("appendix.tex.j2").render(said),
         "references.bib": "\n\n".join(work for work in works if re.split(r"[{,]", work)[1] in cited) + "\n",
-        "paper.tex": _template("paper.tex"),
+        "paper.tex": page_file("templates/paper.tex"),
         **{f"tables/{name}.tex": to_latex(made[name]) for name in (*results, *appendix)},
     }
     folder = directory / "paper"
@@ -318,10 +317,6 @@ def write_paper(analysis: Analysis, directory: Path, source: Mapping[str, Any]) 
             pdf = directory / "figures" / f"{each.name}.pdf"
             write_file(paths[-1], read_bytes(pdf, again="make the report again with horovod-study report"))
     return paths
-
-
-def _template(name: str) -> str:
-    return files("horovod_study.report.page").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def _texts(analysis: Analysis, figures: Sequence[Figure], source: Mapping[str, Any]) -> dict[str, Any]:

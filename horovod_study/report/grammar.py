@@ -8,9 +8,8 @@
     Bars      a bar a place, of parts one upon the other; series beside each other with their names below
 
 Rows are those of a frame; columns are named. What pointing at a mark says, legends and axes follow from them. Below it
-what they share: axes of worker counts, node boundaries, legends. And figures inside a page, in which pointing at a mark
-says its value: that is kept beside the artists (`mark`), so that the files of a figure are the same with and without,
-and in the page each point has an invisible spot with a `<title>`.
+what they share: axes of worker counts, node boundaries, legends; and figures inside a page, in which an invisible spot
+with a `<title>` is at each point: what it says is kept beside the artists (`mark`), and in no other file of the figure.
 """
 
 import json
@@ -92,7 +91,8 @@ class Points:
                 for _, part in own.groupby(self.within, sort=True, dropna=False) if self.within else [("", own)]:
                     line_of(axes, part["_at"], part[self.y] * self.scale, look)
             if not self.hollow:
-                belongs(axes.vlines(own["_at"], *values[1:], color=look.color, linewidth=1.1, zorder=3), look.label)
+                ends = axes.vlines(own["_at"], values[1], values[2], color=look.color, linewidth=1.1, zorder=3)
+                belongs(ends, look.label)
             drawn = [(look, np.full(len(own), True))]
             if self.resolved:
                 solid = own[self.resolved].to_numpy()

@@ -65,7 +65,16 @@ def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Figure | None
     shown = _usual(curves)
     if shown.empty:
         return None
-    rows = [_lined(points, row) for row in _rows(shown)]
+    labels, rows = style.series_labels(points), list[pd.DataFrame]()
+    for row in _rows(shown):  # with the names of their lines: runtime, workers, nodes, and settings if several
+        names = [
+            labels[each["series"]]
+            + f", {plural(each['workers'], 'worker')}" * (each["backend"] != "serial")
+            + f" on {plural(each['nodes'], 'node')}" * (each["nodes"] > 1)
+            + f", {each['setting']}" * (row["setting"].nunique() > 1)
+            for each in row.to_dict("records")
+        ]
+        rows.append(row.assign(line=names))
     per_epoch = shown["samples"] / shown["epoch"]
     # A rest of the training set that fills no batch is left out of an epoch: batches differ by a little.
     alike = per_epoch.max() < 1.03 * per_epoch.min()
@@ -75,7 +84,7 @@ def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Figure | None
     known, looks, panels = shown["floor_mse"].dropna().unique(), _looks(points, rows), []
     label = f"statistical floor {scientific(known[0])}" if len(known) == 1 else "statistical floor"
     for row in rows:
-        said = [
+        told = [
             f"{prefixed(float(format(each['samples'], '.3g')))} samples, {rounded(each['train_s_median'], 3)}{THIN}s: "
             f"test MSE {scientific(each['test_mse_median'], 3)}"
             for each in row.to_dict("records")
@@ -83,7 +92,7 @@ def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Figure | None
         floors = [Guide(label=label, level=each, how=_FLOOR, held=True) for each in row["floor_mse"].dropna().unique()]
         for x, words in across.items():
             decades = bool(shown[x].max() > 8 * shown.loc[shown[x] > 0, x].min())
-            own = row.assign(said=said)[(row[x] > 0) | (not decades)]
+            own = row.assign(said=told)[(row[x] > 0) | (not decades)]
             how: dict[str, Any] = {"by": "line", "marked": True, "said": "said", "how": {"linewidth": 1.5, "zorder": 3}}
             layers = [*floors, Curve(rows=own, x=x, **spread("test_mse"), **how)]
             title = row["setting"].iloc[0] if len(rows) > 1 else ""
@@ -121,19 +130,6 @@ def _rows(cells: pd.DataFrame) -> list[pd.DataFrame]:
         kept = {counts[int(at)] for at in np.linspace(0, len(counts) - 1, min(room, len(counts))).round()}
         rows.append(own[own["workers"].isin(kept)])
     return rows
-
-
-def _lined(points: pd.DataFrame, row: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells of a row with the names of their lines: runtime, workers, nodes, and settings if several."""
-    labels, several = style.series_labels(points), row["setting"].nunique() > 1
-    words = [
-        labels[each["series"]]
-        + f", {plural(each['workers'], 'worker')}" * (each["backend"] != "serial")
-        + f" on {plural(each['nodes'], 'node')}" * (each["nodes"] > 1)
-        + f", {each['setting']}" * several
-        for each in row.to_dict("records")
-    ]
-    return row.assign(line=words)
 
 
 def _looks(points: pd.DataFrame, rows: Sequence[pd.DataFrame]) -> dict[str, style.SeriesStyle]:

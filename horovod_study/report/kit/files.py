@@ -12,6 +12,7 @@ import shutil
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib.resources import files
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -116,8 +117,12 @@ TEMPLATES = Environment(
 PACKAGES = "".join(f"\\usepackage{{{name}}}" for name in ("array", "booktabs", "graphicx", "longtable"))
 """What the preamble of a document with these tables loads."""
 
-PAGE_LINES = 44
-"""A table with more lines than this is a longtable, which breaks over pages; a float would run off its page."""
+PAGE_LINES = 44  # a table with more is a longtable, which breaks over pages; a float would run off its page
+
+
+def page_file(name: str) -> str:
+    """Return the text of a file of page/static or page/templates."""
+    return files("horovod_study.report.page").joinpath(name).read_text(encoding="utf-8")
 
 
 def to_csv(table: Table) -> str:
@@ -232,10 +237,9 @@ def _accented(letter: str) -> str:
 
 
 TEMPLATES.filters |= {"latex": latex, "breaking": _breaking, "counted": plural}
-_MARKS = {"block_start_string": "<%", "block_end_string": "%>", "comment_start_string": "<#"}
+_MARKS: dict[str, Any] = {"block_start_string": "<%", "block_end_string": "%>", "comment_start_string": "<#"}
 _MARKS |= {"variable_start_string": "<<", "variable_end_string": ">>"}
-TEX = TEMPLATES.overlay(**_MARKS, autoescape=False)
-"""The same for LaTeX, which has braces of its own and is escaped by `latex` alone."""
+TEX = TEMPLATES.overlay(**_MARKS, autoescape=False)  # the same for LaTeX, which `latex` alone escapes
 
 
 def to_html(table: Table, *, groups: str = "Series", kind: str = "broad") -> Markup:
@@ -245,7 +249,6 @@ def to_html(table: Table, *, groups: str = "Series", kind: str = "broad") -> Mar
     `kind`: the classes of the table; `broad` where its rows have several lines, `flat` where they have one.
     """
     titled = any(group.title for group in table.groups)
-    heads = [*([Column(groups, "text")] if titled else []), *table.columns]
     made = []
     for group in table.groups:
         hidden = [["screen-only"] * bool(getattr(row[0], "page_only", False)) for row in group.rows]
@@ -259,23 +262,18 @@ def to_html(table: Table, *, groups: str = "Series", kind: str = "broad") -> Mar
         kind=kind,
         titled=titled,
         groups=made,
-        heads=[([*each.head.split("\n"), *filter(None, [each.unit])], _looks(each, strong=False)) for each in heads],
+        heads=[*([Column(groups, "text")] if titled else []), *table.columns],
     )
     return Markup(text.rstrip("\n"))
 
 
-def _looks(column: Column, *, strong: bool) -> list[str]:
-    """Return the classes of the cells of a column."""
-    return ["n"] * column.number + ["strong"] * (strong and column.strong) + ["screen-only"] * column.page_only
-
-
-def _cells(row: tuple[str, ...], columns: tuple[Column, ...]) -> Iterator[tuple[str, Column, list[str], int]]:
-    """Yield text, column and classes of each cell, and over how many columns a warning goes, which is the last one."""
+def _cells(row: tuple[str, ...], columns: tuple[Column, ...]) -> Iterator[tuple[str, Column, int]]:
+    """Yield text and column of each cell, and over how many columns a warning goes, which is the last one."""
     for place, (text, column) in enumerate(zip(row, columns, strict=True)):
         if getattr(text, "warning", False):
-            yield text, column, ["missing"], len(row) - place
+            yield text, column, len(row) - place
             return
         if column.interval:
             value, _, interval = text.partition(" ")
             text = Cell(value, interval, *getattr(text, "under", ()), doubts=getattr(text, "doubts", ()))
-        yield text, column, _looks(column, strong=True), 0
+        yield text, column, 0

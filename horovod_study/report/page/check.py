@@ -106,8 +106,9 @@ def runs_of(directory: Path, runs: Path | None) -> dict[str, Any]:
     return {**source, "runs": place, "networks": networks, "whole": not source or records.is_whole(source)}
 
 
-_FIELDS = "directory runs findings accepted compared notes not_covered"
-PageCheck = namedtuple("PageCheck", _FIELDS, defaults=((), {}, (), ()))
+PageCheck = namedtuple(
+    "PageCheck", "directory runs findings accepted compared notes not_covered", defaults=((), {}, (), ())
+)
 """What a check found and what it looked at; `accepted`: faults that --allow names, `notes`: what could not be compared
 and how closely the rest was, `not_covered`: what this check cannot find, and why."""
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
-from importlib.resources import files
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from horovod_study.report import against as compared
 from horovod_study.report.figures import convergence
 from horovod_study.report.figures.catalogue import drawings, write_figures
 from horovod_study.report.grammar import Figure, css_name, inline, script_json
-from horovod_study.report.kit.files import TEMPLATES, to_html
+from horovod_study.report.kit.files import TEMPLATES, page_file, to_html
 from horovod_study.report.kit.style import DARK, SCREEN_WIDTH_IN, series_labels
 from horovod_study.report.page.tables import (
     headline,
@@ -54,7 +53,6 @@ MAX_CSV = 60_000  # letters of a figure's data for download; beyond, its button 
 MAX_ROWS = 32  # of a table in sight
 MAX_DOUBTS = 5  # in sight
 
-
 SECTIONS = {
     "against": ("Against the other study", "against", "", "against"),
     "scaling": ("Scaling", "speedup efficiency", "", ""),
@@ -72,10 +70,8 @@ SECTIONS = {
 }
 """What follows the answer, in its order, by id: title, and the names of its figures, of its tables in sight and folded.
 
-Those that there are; a table of more than MAX_ROWS rows is folded, too, and where nothing is in sight, the first of the
-others is. The last one has, folded, the figures that no section shows.
-"""
-_DRAWN = ("learning", "resources")  # there is none of these without a figure
+A table of more than MAX_ROWS rows is folded, too; where nothing is in sight, the first of the others is. The last one
+has, folded, the figures that no section shows."""
 
 
 def write_report(
@@ -110,7 +106,7 @@ def render(analysis: Analysis, *, against: Any = None, printed: Sequence[Table] 
     beside = [] if against is None else [compared.figure(against)]
     figures = {each.name: _figure(each) for each in (*beside, *drawings(analysis))}
     made = {each.name: each for each in (*printed, *_own_tables(analysis, labels, against)) if each.groups}
-    script, provenance = static("report.js"), analysis.provenance
+    script, provenance = page_file("static/report.js"), analysis.provenance
     own = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
     # No request to anywhere, no script but its own.
     policy = (
@@ -135,7 +131,7 @@ def render(analysis: Analysis, *, against: Any = None, printed: Sequence[Table] 
         files=[(table.name, table.title) for table in printed],
         policy=policy,
         script=Markup(script),
-        sheet=Markup(static("report.css")),
+        sheet=Markup(page_file("static/report.css")),
         version=__version__,
         light=[(css_name(color), color) for color in DARK],
         dark=[(css_name(color), twin) for color, twin in DARK.items()],
@@ -154,7 +150,7 @@ def _sections(
         figures, more = ([drawn[name] for name in drawn if name in own] for own in (own_figures, rest))
         tables = [made[name] for name in (*in_front, *folded) if name in made]
         lead = leads.get(place, ())
-        if (figures or tables or lead) if place not in _DRAWN else figures:
+        if figures or ((tables or lead) and place not in ("learning", "resources")):
             first = [] if figures or any(table.name in in_front for table in tables) else tables[:1]
             shown = []  # what each table is folded under, empty where it is in sight, and the table
             for table in tables:
@@ -264,8 +260,3 @@ def _own_tables(analysis: Analysis, labels: Mapping[str, str], against: Any) -> 
     ):
         if rows:
             yield Table(name=name, title=title, columns=columns, groups=(Group(title="", rows=tuple(rows)),))
-
-
-def static(name: str) -> str:
-    """Return a file of page/static."""
-    return files("horovod_study.report.page").joinpath("static", name).read_text(encoding="utf-8")

@@ -2,8 +2,7 @@
 
 Every number is a cell of a table or document of the analysis; here it is rounded to what its interval is worth
 (text/numbers.py) and gets its unit. CSV has the unrounded numbers. A table without data is left out, and so is a column
-without any value. Below them: doubts for a reader of the page, the worst first, each with what to do and to type; then
-sentences, rounded alike.
+without any value. Below them: doubts for a reader of the page, each with what to do and to type; sentences.
 """
 
 import math
