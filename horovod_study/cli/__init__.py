@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         attempt: Any = sys.modules.get("horovod_study.studies.attempt")  # not imported for this: it needs psutil
-        return attempt.exit_code() if attempt else 130
+        return attempt.exit_code() if attempt else 128 + signal.SIGINT
     except OSError as error:
         return limits.refused(error)
 

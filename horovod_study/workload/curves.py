@@ -624,7 +624,7 @@ def _doubts(curves: CurveSet, fits: pd.DataFrame, given: _Array | None) -> list[
     # An estimate scatters: what is outside by less than three standard errors may be inside.
     margin, found = 0.01 * material.TARGET_SPAN + 3.0 * np.sqrt(fits[_VARIANCES].to_numpy()), fits[_LAW].to_numpy()
     outside = ((found < low - margin) | (found > high + margin)).any(axis=1)
-    relative = (fits.rms_mpa / np.maximum(fits.peak_mpa, 1e-12)).to_numpy()
+    relative: _Array = (fits.rms_mpa / np.maximum(fits.peak_mpa, 1e-12)).to_numpy()
     doubts = []
     for wrong, text in (
         (outside, "G0 or a outside 1000 to 3000 MPa and 25 to 45: networks trained on generated curves extrapolate"),

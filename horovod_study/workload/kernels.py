@@ -218,9 +218,10 @@ def plan(
     dots = {"PRECISION": "bf16 interpreted" if precision == "bf16" and interpreted() else precision}
     samples = blocks(batch, chosen.samples)
 
-    def launch(name: str, *grid: int, kernel: str = "", **constants: Any) -> _KernelLaunch:
+    def launch(name: str, *grid: int, **constants: Any) -> _KernelLaunch:
         warps, stages = chosen.warps.get(name, _WARPS), chosen.stages.get(name, _STAGES)
-        return _KernelLaunch(getattr(triton_kernels, kernel or name), grid, constants, warps, stages)
+        kernel = getattr(triton_kernels, constants.pop("kernel", name))
+        return _KernelLaunch(kernel, grid, constants, warps, stages)
 
     def convolution(place: int, shape: dict[str, int], **more: bool) -> _KernelLaunch:
         cells, each = chosen.cells[place], chosen.filters[place]
