@@ -254,8 +254,8 @@ def _timeline(options: argparse.Namespace) -> Result:
     events, doubts = parse_events(text, source=str(path))
     found = decompose(events, source=str(path), doubts=doubts)
     document, lines = {"source": str(path), **finite(found)}, timeline_lines(found, source=str(path))
-    text = [*lines, "", *(f"Doubt: {doubt}." for doubt in found.doubts)]
-    files = {"timeline.json": document, "timeline.csv": found.table, "timeline.txt": text}
+    told = [*lines, "", *(f"Doubt: {doubt}." for doubt in found.doubts)]
+    files = {"timeline.json": document, "timeline.csv": found.table, "timeline.txt": told}
     paths = verbs.kept(options.out or path.parent / "timeline", files)
     return Result(document=document, lines=lines, files=paths, doubts=found.doubts)
 
