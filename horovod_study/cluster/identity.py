@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 import platform
-import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -170,15 +169,19 @@ def snapshot(directory: Path, package: Path = PACKAGE) -> Path:
     Equal sources give one copy, whoever asks and however often. It appears completely or not at all. Whoever is started
     with it needs PYTHONSAFEPATH=1 too: `python -m` looks into the working directory first, which may be the checkout.
     """
-    folder = directory.resolve() / CODE
+    content = {name: path.read_bytes() for name, path in _sources(package).items() if "/." not in f"/{name}"}
+    digest = _digest({name: hashlib.sha256(data).hexdigest() for name, data in content.items()})
+    wanted = directory.resolve() / CODE / digest
+    if _holds(wanted, content):
+        return wanted
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with unfinished(folder / "copy", folder=True) as fresh:
-            ignored = shutil.ignore_patterns(".*", "*.pyc", "__pycache__")
-            shutil.copytree(package, fresh / PACKAGE.name, ignore=ignored, copy_function=shutil.copyfile)
-            hashes = _hashes(fresh)
-            wanted = folder / _digest(hashes)
-            while _hashes(wanted) != hashes:  # somebody else may do the same at this moment
+        wanted.parent.mkdir(parents=True, exist_ok=True)
+        with unfinished(wanted, folder=True) as fresh:
+            for name, data in content.items():
+                path = fresh / PACKAGE.name / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+            while not _holds(wanted, content):  # somebody else may do the same at this moment
                 try:
                     os.rename(fresh, wanted)
                 except OSError:
@@ -189,17 +192,21 @@ def snapshot(directory: Path, package: Path = PACKAGE) -> Path:
                         os.rename(wanted, aside / wanted.name)
     except OSError as error:
         raise StudyError(
-            f"{folder}: the source cannot be copied there ({error.strerror or error}); free space, or choose "
+            f"{wanted.parent}: the source cannot be copied there ({error.strerror or error}); free space, or choose "
             "another folder with --runs"
         ) from None
     return wanted
 
 
-def _hashes(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file of the package in `folder`; bytecode that Python has put there aside."""
-    package, found = folder / PACKAGE.name, {}
-    with suppress(OSError):
-        for path in sorted(package.rglob("*")):
-            if path.is_file() and path.suffix != ".pyc":
-                found[path.relative_to(package).as_posix()] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return found
+def _holds(folder: Path, content: Mapping[str, bytes]) -> bool:
+    """Return whether `folder` holds a package of just this content; bytecode that Python has put there aside."""
+    try:
+        there = _sources(folder / PACKAGE.name)
+        return there.keys() == content.keys() and all(there[name].read_bytes() == content[name] for name in there)
+    except OSError:
+        return False
+
+
+def _sources(package: Path) -> dict[str, Path]:
+    files = (path for path in sorted(package.rglob("*")) if path.is_file() and path.suffix != ".pyc")
+    return {path.relative_to(package).as_posix(): path for path in files}

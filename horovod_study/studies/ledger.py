@@ -3,7 +3,7 @@
 A cell's run directory is RUNS/<study>/<key>/, where the key holds everything the cell was asked to do, with which code
 and in which environment: a cell that was run once is never run again. docs/studies.md says what each state means. Only
 `done`, `failed`, `stopped` and `running` are words of a run's own record; what else happened is known to whoever ran
-the cell, who says so when giving back the claim on it (lease.py), or to the scheduler (jobs.py).
+the cell, who says so when giving back the claim on it (lease.py), or to the scheduler (cluster/slurm.py).
 
 A cell that was broken off and has a checkpoint goes on from there, in its directory. Before any other one is tried
 again its directory moves to RUNS/<study>/.attempts/<key>-<n>/, with its log: an analysis counts the latest attempt

@@ -465,7 +465,7 @@ def _submit(job: Job, allocation: Allocation, text: str, sweep: StudyCells, cons
             sleep(_BETWEEN_TRIES_S)
         answer = run_on("", ("sbatch", "--parsable", "script.sh"), **how)
         # `123;cluster` where there are several clusters.
-        number = (answer.output.split() or [""])[-1].partition(";")[0]
+        number = (answer.output.strip().splitlines() or [""])[-1].partition(";")[0]
         if answer.exit_code == 0 and number.isdigit():
             break
         said = [line.strip() for line in answer.errors.splitlines() if line.strip()]
