@@ -554,12 +554,12 @@ def rank_lines(found: Mapping[str, Any]) -> list[str]:
         worst = max(bare, key=lambda each: each["seconds"]["exposed"].value)
         exposed, step = worst["seconds"]["exposed"], worst["seconds"]["step"].value
         share = f", {percent(exposed.value / step)} of its step" if known(step) else ""
-        said.append(f"Exposed communication is largest on {who.format_map(worst)}: {_ms(exposed)} ms{share}.")
+        said.append(f"Exposed communication is largest on {who.format_map(worst)}: {_ms(exposed, 1e3)} ms{share}.")
     late = next((each for each in found["ranks"] if each["source"] == found["late_file"]), None)
     if late is not None:
         name = who.format_map(late) + (f" on {late['host']}" if late["host"] else "")
         said.append(
-            f"{name[0].upper()}{name[1:]} comes {_ms(late['seconds']['late'])} ms after the first one to its "
+            f"{name[0].upper()}{name[1:]} comes {_ms(late['seconds']['late'], 1e3)} ms after the first one to its "
             f"collectives, and is the last one in {percent(late['last'])} of the steps; longer: {found['cause']}."
         )
     elif known(found["ranks"][0]["last"]):
@@ -567,10 +567,10 @@ def rank_lines(found: Mapping[str, Any]) -> list[str]:
     return [line.replace(THIN, " ") for line in (*to_lines(table_of(_RANKS, rows, texts=(1,))), *said)]
 
 
-def _ms(seconds: Interval, factor: float = 1e3) -> str:
-    """Return a time, in ms or by another factor, with its interval."""
-    ends = (factor * each for each in (seconds.value, seconds.low, seconds.high))
-    return quoted(*ends) if seconds.known or factor != 1e3 else milliseconds(seconds.value)
+def _ms(seconds: Interval, factor: float = 0.0) -> str:
+    """Return a time with its interval, in ms; by a `factor` one without an interval, too, has all its digits."""
+    ends = ((factor or 1e3) * each for each in (seconds.value, seconds.low, seconds.high))
+    return quoted(*ends) if seconds.known or factor else milliseconds(seconds.value)
 
 
 def inspector_lines(found: Mapping[str, Any]) -> list[str]:

@@ -1187,8 +1187,7 @@ def again(run: Mapping[str, Any], taken: Collection[str]) -> str:
 def _with_out(words: Sequence[str], taken: Collection[str], name: str = "1w") -> list[str]:
     """Return the words of `record` for another run: beside the one that they name, where they name one."""
     found = _dropped(words, ("--repeat",))
-    given = _value(found, "--out") or next((each[6:] for each in found if each.startswith("--out=")), "")
-    if given:
+    if given := _value(found, "--out"):
         names = {each.rpartition("/")[2] for each in taken}
         free = next(each for each in chain((name,), (f"{name}-{number}" for number in count(2))) if each not in names)
         _set(found, "--out", str(PurePath(given).with_name(free)))
@@ -1235,8 +1234,12 @@ def _value(words: Sequence[str], option: str) -> str | None:
     name, equals, value = option.partition("=")
     if equals:
         return value
-    place = words.index(name) if name in words else -1
-    return words[place + 1] if 0 <= place < len(words) - 1 else None
+    for place in reversed(range(len(words))):  # the last one counts
+        if words[place].startswith(f"{name}="):
+            return words[place].partition("=")[2]
+        if words[place] == name and place < len(words) - 1:
+            return words[place + 1]
+    return None
 
 
 def _plain(word: str) -> str:

@@ -138,6 +138,7 @@ def boundary(analysis: Analysis) -> Figure | None:
         "Dotted: the next worker count already needs another node: not the jump of the node alone."
         * (INDIRECT in set(known["kind"])),
         "Sizes of the jumps: means over repeats, 95 % intervals in brackets." * bool(told),
+        f"Those of {len(told) - _MOST_JUMPS} more jumps are in the CSV file." * (len(told) > _MOST_JUMPS),
         _hidden(analysis.nodes, {series: look.label for series, look in looks.items()}),
     ]
     sides = [(layers, "Waiting for gradients / ms per step", {"beyond": None})]
