@@ -748,7 +748,8 @@ def _batched(runs: pd.DataFrame) -> pd.DataFrame:
     names = [" ".join(series.replace(old, rest, 1).split()) for series, old, rest in texts_of]
     table = table.assign(series=names, setting=setting, batch=table["_batch"], per_node=texts(table, "per_node"))
     way = ["backend", "transport", "horovod_defaults"]
-    told = table[[*way, *_TIMED_ALIKE, "batch", "train_samples"]].map(str)  # NaN too
+    told = table[[*way, *_TIMED_ALIKE, "batch", "train_samples"]]
+    told = told.apply(lambda column: column.factorize(use_na_sentinel=False)[0]).astype(str)  # 0 is 0.0, NaN is NaN
     whole, plain = (each.agg(" | ".join, axis=1) for each in (told, told.drop(columns=[*way, *KNOBS])))
     kind = np.where(table["backend"] == "serial", "plain", "wrapped")
     return table.assign(_kind=kind, _plain=plain, _alike=whole.where(kind == "wrapped", plain))
