@@ -39,9 +39,8 @@ from horovod_study.comm import Launch, open_backend
 from horovod_study.measure.clock import now, open_clock
 from horovod_study.programs.microbench import launches_of
 from horovod_study.workload import dataset as data
-from horovod_study.workload import kernels
+from horovod_study.workload import kernels, loaders
 from horovod_study.workload.graphs import CapturedStep
-from horovod_study.workload.loaders import open_loader
 from horovod_study.workload.model import INPUT_SCALINGS, StressCNN
 from horovod_study.workload.optimizer import Arithmetic, accelerate, make_optimizer
 from horovod_study.workload.options import StrainConfig, parse_widths, scaled_lr, strain_config
@@ -130,8 +129,9 @@ class Resident:
         self.config = strain_config(
             {"dataset": plan.dataset, "batch": batch, "loader": "device", "seed": plan.seed}, source="gpu.py"
         )
-        self.loader = cast(Any, open_loader(self.config, self.dataset, batches, device))
-        held = self.loader.resident()
+        self.loader = cast(Any, loaders.open_loader(self.config, self.dataset, batches, device))
+        held = loaders.resident(self.loader)
+        assert held is not None, "loader device"
         self.held, self.curves, self.targets = held, held.curves, held.targets
 
     def order(self, epoch: int) -> torch.Tensor:

@@ -438,6 +438,16 @@ class FusedNetwork:
         the same memory, **which holds it only after `backward`**: its sum is formed there with the others. With an
         optimizer its number of updates goes up by one here.
         """
+        for name, tensor, dtype, shape in (
+            ("curves", curves, torch.float32, (CHANNELS, POINTS)),
+            ("targets", targets, torch.float32, (TARGETS,)),
+            ("order", order, torch.int64, (self._batch,)),
+        ):
+            if tensor.shape[1:] != shape or tensor.dtype != dtype or not tensor.is_contiguous():
+                raise ValueError(
+                    f"{name}: {tuple(tensor.shape)} {tensor.dtype} instead of (any number, "
+                    f"{', '.join(map(str, shape))}) {dtype}, contiguous"
+                )
         model, self._inputs = self._model, (curves, order)
         scaling, times = (order, state, self._factor, self._shift), (self._times, self._slots)
         for launch, x, layer, out, winner in (

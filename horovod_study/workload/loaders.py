@@ -15,15 +15,14 @@ import os
 import signal
 import sys
 import threading
-from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from itertools import cycle, islice, repeat
+from itertools import repeat
 from multiprocessing.connection import wait
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -152,38 +151,62 @@ class _Prefetch:
             _Slot(torch.empty(batch, CHANNELS, POINTS, pin_memory=pin), torch.empty(batch, TARGETS, pin_memory=pin))
             for _ in range(RING)
         ]
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")  # fills in order, also those given up
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._free: SimpleQueue[_Slot | None] = SimpleQueue()
 
     def epoch(self, epoch: int, first: int = 0) -> Iterator[Batch]:
+        self.close()
         rows = torch.from_numpy(self._batches.epoch(epoch)[first:])
-        fills = (partial(self._fill, each, slot) for each, slot in zip(rows, cycle(self._ring), strict=False))
-        return self._read(fills, deque(self._thread.submit(fill) for fill in islice(fills, RING - 1)))
+        self._free, ready = SimpleQueue(), SimpleQueue()  # type: ignore[var-annotated]
+        for slot in self._ring:
+            self._free.put(slot)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(
+            target=self._fill, args=(rows, self._free, ready, self._stop), name="prefetch", daemon=True
+        )
+        self._thread.start()
+        return self._read(len(rows), self._free, ready)
 
-    def _read(self, fills: Iterator[Any], ahead: deque[Future[tuple[_Slot, Batch]]]) -> Iterator[Batch]:
-        while ahead:
-            slot, batch = ahead.popleft().result()
-            ahead.extend(self._thread.submit(fill) for fill in islice(fills, 1))  # into the buffer of the last batch
+    def _fill(self, rows: torch.Tensor, free: Any, ready: Any, stop: threading.Event) -> None:
+        try:
+            for each in rows:
+                slot = free.get()
+                if slot is None or stop.is_set():
+                    return
+                if slot.copied is not None:
+                    slot.copied.synchronize()
+                torch.index_select(self._curves, 0, each, out=slot.curves)
+                torch.index_select(self._targets, 0, each, out=slot.targets)
+                batch = slot.curves, slot.targets
+                if self._stream is not None:
+                    with torch.cuda.stream(self._stream):
+                        batch = tuple(part.to(self._device, non_blocking=True) for part in batch)
+                        slot.copied = self._stream.record_event()
+                ready.put((slot, batch))
+        except BaseException as error:  # raised where the step waits for the batch
+            ready.put(error)
+
+    def _read(self, count: int, free: Any, ready: Any) -> Iterator[Batch]:
+        for _ in range(count):
+            item = ready.get()
+            if isinstance(item, BaseException):
+                raise item
+            slot, batch = item
             if self._stream is not None:
                 step_stream = torch.cuda.current_stream(self._device)
                 step_stream.wait_event(slot.copied)
                 for part in batch:
                     part.record_stream(step_stream)  # its memory was taken on the other stream
             yield batch
-
-    def _fill(self, rows: torch.Tensor, slot: _Slot) -> tuple[_Slot, Batch]:
-        if slot.copied is not None:
-            slot.copied.synchronize()
-        torch.index_select(self._curves, 0, rows, out=slot.curves)
-        torch.index_select(self._targets, 0, rows, out=slot.targets)
-        if self._stream is None:
-            return slot, (slot.curves, slot.targets)
-        with torch.cuda.stream(self._stream):
-            curves, targets = (part.to(self._device, non_blocking=True) for part in (slot.curves, slot.targets))
-            slot.copied = self._stream.record_event()
-        return slot, (curves, targets)
+            free.put(slot)
 
     def close(self) -> None:
-        self._thread.shutdown(cancel_futures=True)
+        if self._thread is not None:
+            self._stop.set()
+            self._free.put(None)
+            self._thread.join()
+            self._thread = None
 
 
 class _Device:

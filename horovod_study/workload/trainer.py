@@ -458,10 +458,7 @@ class Training:
             self.stream = (
                 self.loader.epoch(epoch, place) if captured is None else feed(self.loader, captured, epoch, place)
             )
-        # about a quarter of a second between two looks at the other ranks, as many steps on all of them
-        step_s = backend.maximum(0.0 if math.isnan(rows.recent_step_s) else rows.recent_step_s)
-        look_s = min(0.25, config.seconds / 8 if config.seconds else math.inf)
-        check_every = max(1, min(DRAIN_STEPS, round(look_s / step_s))) if step_s else 10
+        check_every = _steps_between_checks(backend, rows, config)
         settle(job.device)
         backend.barrier()
         session.open_stretch(timed=timed)
@@ -678,3 +675,10 @@ class Training:
             told += profiling.horovod_timeline(scratch, steps=config.timeline_steps, **where)
         if is_root and told:
             say("\n".join(told))
+
+
+def _steps_between_checks(backend: Backend, rows: Recorder, config: StrainConfig) -> int:
+    """Return how many steps make about a quarter of a second, the same number on all ranks."""
+    step_s = backend.maximum(0.0 if math.isnan(rows.recent_step_s) else rows.recent_step_s)
+    limit = config.seconds / 8 if config.seconds else math.inf
+    return max(1, min(DRAIN_STEPS, round(min(0.25, limit) / step_s))) if step_s else 10

@@ -24,7 +24,6 @@ import statistics
 import subprocess
 import sys
 import sysconfig
-import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,7 +45,7 @@ from horovod_study.config.run import LAPS, RunConfig
 from horovod_study.errors import BackendError, RecordError, StudyError, refuse
 from horovod_study.files import csv_rows, result_folder, write_file, writing
 from horovod_study.measure import ranges
-from horovod_study.measure.clock import open_clock
+from horovod_study.measure.clock import now, open_clock, sleep
 from horovod_study.text.numbers import amount
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.workload.probes.scratch import Scratch
@@ -159,8 +158,7 @@ def _windows(
     elif kind == "cprofile":
         yield None, _cprofile(steps, place)
     elif kind == "nsys":
-        yield (torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop), torch.cuda.profiler.profile()
-        notes.append("nsys writes its report when it ends; open it with nsys-ui, or read it with nsys stats")
+        yield (torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop), _nsys(notes)
     elif kind == "sync-points":
         finder = Finder()
         yield (finder.not_in_data if device.type == "cpu" else None), _sync_points(finder, device, steps, place, notes)
@@ -249,6 +247,16 @@ def _cprofile(steps: int, place: Place) -> Iterator[None]:
 
 
 @contextmanager
+def _nsys(notes: list[str]) -> Iterator[None]:
+    torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+    notes.append("nsys writes its report when it ends; open it with nsys-ui, or read it with nsys stats")
+
+
+@contextmanager
 def _sync_points(finder: "Finder", device: torch.device, steps: int, place: Place, notes: list[str]) -> Iterator[None]:
     with finder.watching(device):
         yield
@@ -326,15 +334,16 @@ def _spy(form: str, path: Path, notes: list[str], table: Path | None = None) -> 
 
 def _wait_until_sampling(spy: "subprocess.Popen[bytes]", output: IO[bytes]) -> str:
     """Return what py-spy said until it samples; raise RecordError if it ends before, or takes too long."""
-    told, late = "", threading.Timer(_SPY_START_S, spy.kill)
-    late.start()
-    for line in output:
-        told += line.decode(errors="replace")
-        if "Sampling process" in told:
-            late.cancel()
-            return told
-    late.cancel()
-    raise RecordError(f"py-spy did not begin ({' '.join(told.split())}); use --profile cprofile")
+    os.set_blocking(output.fileno(), False)
+    told, began = "", now()
+    while "Sampling process" not in told:
+        ended = spy.poll() is not None  # asked before the read: what it said last is in the pipe then
+        told += (output.read() or b"").decode(errors="replace")
+        if ended or now() - began > _SPY_START_S:
+            raise RecordError(f"py-spy did not begin ({' '.join(told.split())}); use --profile cprofile")
+        sleep(0.002)
+    os.set_blocking(output.fileno(), True)
+    return told
 
 
 def _sums(path: Path) -> tuple[list[dict[str, Any]], int]:
