@@ -180,7 +180,7 @@ def test_without_a_place_there_is_the_count_that_the_command_says(
     [
         (["run", "--"], "run: no command; write `horovod-study run -- torchrun"),
         (
-            ["run", "--", "python", "train.py", "--lr", "{lr}"],
+            ["run", "--", "make", "--lr", "{lr}"],
             "nothing is known to put in the place of {lr}; there are",
         ),
         (["run", "x.yaml", "--", "python", "train.py"], "run: x.yaml and a command are both given"),

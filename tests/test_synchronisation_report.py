@@ -55,8 +55,8 @@ def analysis() -> Analysis:
 
 def test_all_tables_and_documents_come_back_from_their_files(analysis, tmp_path):
     records.save_tables(tmp_path, analysis.tables(), analysis.documents())
-    tables, documents = records.load_tables(tmp_path, TABLES, DOCUMENTS)
-    again = Analysis(**tables, **documents)
+    kept, documents = records.load_tables(tmp_path, TABLES, DOCUMENTS)
+    again = Analysis(**kept, **documents)
 
     assert tables.waiting(again) == tables.waiting(analysis)
     assert [to_html(table) for table in page_tables(again)] == [to_html(table) for table in page_tables(analysis)]
