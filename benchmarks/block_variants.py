@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from horovod_study.workload.kernels import BlockSizes, Sizes
+from horovod_study.strain.kernels import BlockSizes, Sizes
 
 
 def block_variants(sizes: Sizes, precision: str = "fp32") -> dict[str, BlockSizes]:

@@ -31,9 +31,9 @@ import numpy as np
 from horovod_study.config.run import available_cores
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, sleep, utc_now
+from horovod_study.strain import dataset, material
 from horovod_study.text.numbers import amount
 from horovod_study.text.progress import say
-from horovod_study.workload import dataset, material
 
 HERE = Path(__file__).parent
 OURS, USUAL = "this package", "usual way"
@@ -77,8 +77,8 @@ def worker(who: str, path: Path, rank: int, workers: int) -> None:
     import torch
     from torch.utils.data import TensorDataset
 
-    from horovod_study.workload.evaluation import evaluate
-    from horovod_study.workload.model import StressCNN
+    from horovod_study.strain.evaluation import evaluate
+    from horovod_study.strain.model import StressCNN
 
     torch.set_num_threads(1)
     opened = dataset.open_dataset(path)
@@ -157,7 +157,7 @@ def time_opening(who: str, path: Path) -> float:
     )
     program = (
         "import sys; from pathlib import Path; import numpy as np; from horovod_study.measure.clock import now;"
-        f"from horovod_study.workload import dataset; path = Path(sys.argv[1]); began = now(); {load}; "
+        f"from horovod_study.strain import dataset; path = Path(sys.argv[1]); began = now(); {load}; "
         "print(now() - began)"
     )
     return float(subprocess.run([sys.executable, "-c", program, str(path)], check=True, capture_output=True).stdout)

@@ -47,9 +47,9 @@ from horovod_study.comm import builds
 from horovod_study.files import write_file
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
+from horovod_study.strain import dataset
+from horovod_study.strain.options import STRAIN, parse_widths
 from horovod_study.text.progress import say
-from horovod_study.workload import dataset
-from horovod_study.workload.options import STRAIN, parse_widths
 
 SCHEMA = 2
 HERE = Path(__file__).resolve().parent
@@ -89,7 +89,7 @@ MACHINE_FIELDS = (
 
 TORCH_FACTS = """
 import json, torch
-from horovod_study.workload import kernels
+from horovod_study.strain import kernels
 found = {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
 found["not_fused"] = kernels.why_not()
 try:

@@ -30,11 +30,11 @@ import torch
 from gpu_steps import CALM, Plan, failed, say, settle, timed
 
 from horovod_study.measure.clock import DeviceStamps, now
-from horovod_study.workload.graphs import DeviceGraph
-from horovod_study.workload.loaders import Resident
-from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
-from horovod_study.workload.model import StressCNN
-from horovod_study.workload.options import strain_config
+from horovod_study.strain.graphs import DeviceGraph
+from horovod_study.strain.loaders import Resident
+from horovod_study.strain.material import CHANNELS, POINTS, TARGETS
+from horovod_study.strain.model import StressCNN
+from horovod_study.strain.options import strain_config
 
 CURVES, DRY_CURVES = 750_000, 64
 STEPS, HOST_STEPS, DRY_STEPS = 2000, 300, 3

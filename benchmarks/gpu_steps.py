@@ -38,13 +38,13 @@ from horovod_study import records
 from horovod_study.comm import Launch, open_backend
 from horovod_study.measure.clock import now, open_clock
 from horovod_study.programs.microbench import launches_of
-from horovod_study.workload import dataset as data
-from horovod_study.workload import kernels, loaders
-from horovod_study.workload.graphs import CapturedStep
-from horovod_study.workload.model import INPUT_SCALINGS, StressCNN
-from horovod_study.workload.optimizer import Arithmetic, accelerate, make_optimizer
-from horovod_study.workload.options import StrainConfig, parse_widths, scaled_lr, strain_config
-from horovod_study.workload.trainer import run, train_step
+from horovod_study.strain import dataset as data
+from horovod_study.strain import kernels, loaders
+from horovod_study.strain.graphs import CapturedStep
+from horovod_study.strain.model import INPUT_SCALINGS, StressCNN
+from horovod_study.strain.optimizer import Arithmetic, accelerate, make_optimizer
+from horovod_study.strain.options import StrainConfig, parse_widths, scaled_lr, strain_config
+from horovod_study.strain.trainer import run, train_step
 
 PLAIN, PLAIN_LOADER = "plain loop", "plain loop, DataLoader"
 """What everything is compared with: the loop of the thesis, its data in the memory of the GPU; and beside it the same

@@ -26,9 +26,9 @@ from horovod_study.comm.base import FlatGradients
 from horovod_study.config.run import available_cores
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
+from horovod_study.strain.model import StressCNN
+from horovod_study.strain.room import keep_freed_memory
 from horovod_study.text.progress import say
-from horovod_study.workload.model import StressCNN
-from horovod_study.workload.room import keep_freed_memory
 
 HERE = Path(__file__).parent
 WAYS = ("separate", "packed", "zero-copy", "flat")

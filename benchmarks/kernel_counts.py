@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study.programs.microbench import step_bytes
-from horovod_study.workload.kernels import BlockSizes, Sizes, adam_rule, partial_widths, plan
-from horovod_study.workload.model import WIDTHS, StressCNN
+from horovod_study.strain.kernels import BlockSizes, Sizes, adam_rule, partial_widths, plan
+from horovod_study.strain.model import WIDTHS, StressCNN
 
 TYPES = {"order": "*i64", "state": "*i64", "winner": "*i8", "winner1": "*i8", "winner2": "*i8"} | {
     "scale": "fp32", "slots": "i32", "advance": "i32", "times": "*i64",

@@ -22,10 +22,10 @@ from horovod_study import records
 from horovod_study.config.run import available_cores
 from horovod_study.measure import environment
 from horovod_study.measure.clock import utc_now
+from horovod_study.strain import checkpoint, dataset
+from horovod_study.strain.model import StressCNN
+from horovod_study.strain.options import parse_widths
 from horovod_study.text.progress import say
-from horovod_study.workload import checkpoint, dataset
-from horovod_study.workload.model import StressCNN
-from horovod_study.workload.options import parse_widths
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent

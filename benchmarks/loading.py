@@ -21,10 +21,10 @@ from horovod_study.config.run import available_cores
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.programs.loading import compare_loaders, to_text
+from horovod_study.strain import dataset
+from horovod_study.strain.loaders import Batch
+from horovod_study.strain.options import StrainConfig
 from horovod_study.text.progress import say
-from horovod_study.workload import dataset
-from horovod_study.workload.loaders import Batch
-from horovod_study.workload.options import StrainConfig
 
 HERE = Path(__file__).parent
 LOADERS = ("memory", "prefetch", "device", "dataloader", "dataloader:2")

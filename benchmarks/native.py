@@ -33,12 +33,12 @@ from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.programs.loading import LoneStep
 from horovod_study.programs.microbench import step_flops
+from horovod_study.strain import dataset, native
+from horovod_study.strain.loaders import open_loader
+from horovod_study.strain.model import WIDTHS
+from horovod_study.strain.options import StrainConfig
+from horovod_study.strain.room import keep_freed_memory
 from horovod_study.text.progress import say
-from horovod_study.workload import dataset, native
-from horovod_study.workload.loaders import open_loader
-from horovod_study.workload.model import WIDTHS
-from horovod_study.workload.options import StrainConfig
-from horovod_study.workload.room import keep_freed_memory
 
 HERE = Path(__file__).parent
 PLAIN, TORCH, NATIVE = "plain PyTorch + DataLoader", "--kernels torch", "--kernels native"

@@ -29,13 +29,13 @@ from horovod_study.comm.launch import detect
 from horovod_study.config.run import available_cores
 from horovod_study.measure import environment
 from horovod_study.measure.clock import utc_now
+from horovod_study.strain import dataset
+from horovod_study.strain.evaluation import evaluate
+from horovod_study.strain.model import StressCNN
+from horovod_study.strain.native import open_native
+from horovod_study.strain.optimizer import make_optimizer, set_learning_rate
+from horovod_study.strain.options import StrainConfig
 from horovod_study.text.progress import say
-from horovod_study.workload import dataset
-from horovod_study.workload.evaluation import evaluate
-from horovod_study.workload.model import StressCNN
-from horovod_study.workload.native import open_native
-from horovod_study.workload.optimizer import make_optimizer, set_learning_rate
-from horovod_study.workload.options import StrainConfig
 
 HERE = Path(__file__).parent
 CPU = torch.device("cpu")

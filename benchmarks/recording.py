@@ -33,9 +33,9 @@ from horovod_study.measure.steady import find_steady
 from horovod_study.recording.rank import facts
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.terminal import timers_text
+from horovod_study.strain import dataset
 from horovod_study.studies.bench import measure_timers
 from horovod_study.text.progress import Line, say
-from horovod_study.workload import dataset
 
 HERE = Path(__file__).parent
 CASES = ((75, 1, 2.0), (75, 2, 1.0), (1024, 1, 1.0))

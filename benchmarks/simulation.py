@@ -42,8 +42,8 @@ from horovod_study.records import read_run, recorded_run
 from horovod_study.report.grammar import note_at
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.style import PAPER, QUIET, SHADE
+from horovod_study.strain import dataset
 from horovod_study.text.progress import say
-from horovod_study.workload import dataset
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent

@@ -25,9 +25,9 @@ from horovod_study.config.run import available_cores
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.programs.microbench import SIZES, MatrixRate, matrix_rates, step_flops
+from horovod_study.strain import dataset
+from horovod_study.strain.options import parse_widths
 from horovod_study.text.progress import say
-from horovod_study.workload import dataset
-from horovod_study.workload.options import parse_widths
 
 HERE = Path(__file__).parent
 DEFAULT = "default"

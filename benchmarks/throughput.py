@@ -25,8 +25,8 @@ from typing import Any
 from horovod_study.config.run import available_cores
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, utc_now
+from horovod_study.strain import dataset
 from horovod_study.text.progress import say
-from horovod_study.workload import dataset
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent

@@ -30,10 +30,10 @@ from horovod_study.config.run import Cell, available_cores, local_cell
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, sleep, utc_now
 from horovod_study.records import TurnSlice
+from horovod_study.strain import dataset
 from horovod_study.studies.attempt import Attempt, Interruption, Lane, RankRun, sweep
 from horovod_study.studies.turns import Conductor
 from horovod_study.text.progress import say
-from horovod_study.workload import dataset
 
 HERE = Path(__file__).parent
 RUNTIMES = ("serial", "horovod/mpi", "horovod/gloo", "ddp/gloo", "mpi/mpi")

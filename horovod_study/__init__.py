@@ -13,7 +13,7 @@ analysis and the report of this package (docs/your_script.md). `analyze`, `read_
 
 A map of the package:
 
-    train       `python -m horovod_study.train`: the training job that is measured; workload/trainer.py is its loop
+    train       `python -m horovod_study.train`: the training job that is measured; strain/trainer.py is its loop
     recording   one recorded run, which surrounds that loop and, as `horovod_study.recorder`, anybody's;
                 lightning: that of a Lightning Trainer
     cli         `horovod-study VERB`: every other command, a file for each family of verbs

@@ -10,7 +10,7 @@
 Exit codes: 0 done, 2 wrong use or bad input, 75 stopped by SIGTERM or SIGUSR1 with a checkpoint (start it again with
 --resume), 130 after Ctrl-C, 143 after SIGTERM or SIGUSR1 without a checkpoint.
 
-The training itself is workload/trainer.py; here is its command line.
+The training itself is strain/trainer.py; here is its command line.
 """
 
 import gc
@@ -36,9 +36,9 @@ from horovod_study.config.documents import load_yaml
 from horovod_study.config.options import Parser, add_train_options, run_values
 from horovod_study.errors import StudyError, refuse
 from horovod_study.measure.clock import sleep
+from horovod_study.strain.options import STRAIN, strain_config
+from horovod_study.strain.resume import plan_resume
 from horovod_study.text.progress import say
-from horovod_study.workload.options import STRAIN, strain_config
-from horovod_study.workload.resume import plan_resume
 
 # What needs PyTorch is imported where it is used: that takes seconds, and a mistyped option is told at once.
 
@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     code = 0
     if launch.rank == 0:
-        from horovod_study.workload.evaluation import summary
+        from horovod_study.strain.evaluation import summary
 
         try:
             print(summary(result), file=sys.stderr if options.json else sys.stdout, flush=True)
@@ -99,7 +99,7 @@ def _train(options: argparse.Namespace, launch: Launch, stop: StopRequest) -> di
         resumption = plan_resume(options.resume, values, workers=launch.workers)
         if resumption.finished:
             if launch.rank == 0:
-                from horovod_study.workload.evaluation import printed
+                from horovod_study.strain.evaluation import printed
 
                 say(f"{resumption.directory}: the run is finished: {resumption.finished}")
                 if options.json:
@@ -107,7 +107,7 @@ def _train(options: argparse.Namespace, launch: Launch, stop: StopRequest) -> di
                     print(json.dumps(printed(there, record.effective, record.totals)), flush=True)
             return None
         config, how["resumption"] = resumption.config, resumption
-    from horovod_study.workload.trainer import run
+    from horovod_study.strain.trainer import run
 
     if gc.get_threshold() == limits.FEW_COLLECTIONS:
         gc.freeze()

@@ -36,6 +36,14 @@ PATIENCE_S = 600
 LOOP = ("20", "64", "32")
 """Layers, width and batch of the loop that is recorded (benchmarks/recorded_loop.py)."""
 BLOCK_STEPS, COLD_STEPS = 40, 10
+STARTED = {
+    "horovod/mpi": ("horovodrun", "--mpi", "-np", "2"),
+    "horovod/gloo": ("horovodrun", "--gloo", "-np", "2"),
+    "ddp/gloo": ("torchrun", "--nproc-per-node", "2", "--no-python"),
+    "mpi/mpi": ("mpirun", "-np", "2"),
+    "ps/mpi": ("mpirun", "-np", "2"),
+}
+"""How two workers of a runtime are started."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +65,8 @@ class Side:
             "PYTHONPYCACHEPREFIX": str(self.scratch / "pycache"),
             "HOROVOD_STUDY_DATA": str(self.scratch / "data"),
             "OMP_NUM_THREADS": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         }
 
     def start(self, *command: object, **streams: Any) -> "subprocess.Popen[str]":
@@ -144,10 +154,9 @@ def rounds_of(sides: Sides, rounds: int, measure: Callable[[Side], Sequence[floa
 # --- what is measured -------------------------------------------------------------------------------------------------
 
 
-def _rate(side: Side, *options: object, workers: int = 1) -> float:
+def _rate(side: Side, *options: object, launcher: Sequence[object] = ()) -> float:
     """Return the samples/s of a training of about three seconds."""
     out = side.scratch / "run"
-    launcher = () if workers == 1 else (BIN / "horovodrun", "-np", workers)
     training = ("--dataset", 20_000, "--batch", 75, "--seconds", 3, "--device", "cpu", "--no-checkpoint-at-end")
     said = side.said(*launcher, sys.executable, *TRAINER, *training, "--json", "--out", out, *options)
     shutil.rmtree(out)
@@ -162,10 +171,19 @@ def step(sides: Sides, rounds: int, shared: Path) -> list[Row]:
 
 
 def throughput(sides: Sides, rounds: int, shared: Path) -> list[Row]:
-    """Two workers over horovod/mpi with the settings that ship."""
-    row = Row(what="two workers, horovod/mpi", unit="samples/s", better="more")
-    rounds_of(sides, rounds, lambda side: [_rate(side, "--transport", "mpi", workers=2)], [row])
-    return [row]
+    """Two workers over every runtime of this machine, with the settings that ship."""
+    rows = [Row(what=f"two workers, {runtime}", unit="samples/s", better="more") for runtime in STARTED]
+
+    def measure(side: Side) -> list[float]:
+        rates = []
+        for runtime, (program, *options) in STARTED.items():
+            backend, transport = runtime.split("/")
+            chosen = ("--backend", backend, "--transport", transport)
+            rates.append(_rate(side, *chosen, launcher=(BIN / program, *options)))
+        return rates
+
+    rounds_of(sides, rounds, measure, rows)
+    return rows
 
 
 class Loop:

@@ -1,4 +1,4 @@
-"""The native training step, compiled from the C++ files of horovod_study/workload for each set of instructions.
+"""The native training step, compiled from the C++ files of horovod_study/strain for each set of instructions.
 
 It takes seconds, and what was built is kept in the cache of built wheels. Without a compiler for it the set-up goes on,
 since the package computes with PyTorch then, and says so.
@@ -14,7 +14,7 @@ from console import Failure, Program, Step, output
 from horovod_wheel import digest
 from state import Places
 
-FOLDER = Path("horovod_study", "workload")
+FOLDER = Path("horovod_study", "strain")
 COMMON = "-O3 -std=c++17 -fPIC -shared -fno-exceptions -fno-math-errno -fno-trapping-math -Wall -Wextra -Werror"
 FLAGS = {
     "avx512": "-DLANES=16 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mprefer-vector-width=512",
@@ -23,7 +23,7 @@ FLAGS = {
 
 
 def install(places: Places, step: Step) -> None:
-    """Put the libraries where the package looks for them (workload/native.py), from the cache or built now."""
+    """Put the libraries where the package looks for them (strain/native.py), from the cache or built now."""
     if reason := _build(places, step):
         shutil.rmtree(folder(places), ignore_errors=True)
         step.note(f"native step left out: {reason}")

@@ -128,7 +128,7 @@ def inputs(places: Places, choices: Choices) -> dict[str, str]:
     found = {
         name: digest([(root / name).read_bytes()]) for name in ("requirements.lock", "setup.cfg", "pyproject.toml")
     }
-    folders = {"patches": "patches/*.patch", "scripts": "scripts/*.py", "native step": "horovod_study/workload/*.[ch]*"}
+    folders = {"patches": "patches/*.patch", "scripts": "scripts/*.py", "native step": "horovod_study/strain/*.[ch]*"}
     for name, pattern in folders.items():
         files = sorted(root.glob(pattern))
         found[name] = digest(part for file in files for part in (file.name.encode(), file.read_bytes()))

@@ -14,11 +14,11 @@ import torch
 
 from horovod_study.comm import Backend, detect, open_backend
 from horovod_study.measure.clock import LapClock
-from horovod_study.workload.graphs import CapturedStep, Resident
-from horovod_study.workload.model import StressCNN
-from horovod_study.workload.optimizer import Arithmetic, make_optimizer
-from horovod_study.workload.options import StrainConfig
-from horovod_study.workload.trainer import train_step
+from horovod_study.strain.graphs import CapturedStep, Resident
+from horovod_study.strain.model import StressCNN
+from horovod_study.strain.optimizer import Arithmetic, make_optimizer
+from horovod_study.strain.options import StrainConfig
+from horovod_study.strain.trainer import train_step
 
 BATCH, CURVES, STEPS = 4, 40, 6
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from make.benchmarks import load_benchmark
 
-from horovod_study.workload.kernels import BlockSizes, FusedNetwork
-from horovod_study.workload.model import StressCNN
+from horovod_study.strain.kernels import BlockSizes, FusedNetwork
+from horovod_study.strain.model import StressCNN
 
 kernel_counts = load_benchmark("kernel_counts")
 

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from horovod_study.comm import Backend, detect, open_backend
-from horovod_study.workload.model import StressCNN
-from horovod_study.workload.options import StrainConfig
+from horovod_study.strain.model import StressCNN
+from horovod_study.strain.options import StrainConfig
 
 SILENT_STEPS = {0: 2, 1: 5}
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from horovod_study import train
 from horovod_study.comm import detect
-from horovod_study.workload import trainer
-from horovod_study.workload.loaders import Batch, Loader
+from horovod_study.strain import trainer
+from horovod_study.strain.loaders import Batch, Loader
 
 
 class SlowLoader:

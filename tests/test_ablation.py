@@ -25,9 +25,8 @@ from horovod_study.config.run import LAPS
 from horovod_study.errors import AnalysisError, BackendError, RecordError
 from horovod_study.measure.clock import LapClock, now
 from horovod_study.records import finite
-from horovod_study.workload import checkpoint
-from horovod_study.workload.probes import synchronisation
-from horovod_study.workload.probes.scratch import Scratch
+from horovod_study.strain import checkpoint, synchronisation
+from horovod_study.strain.scratch import Scratch
 
 # -------------------------------------------------------------------------------------------------------- the plan
 

@@ -25,8 +25,8 @@ from horovod_study.cli import main
 from horovod_study.errors import ConfigError
 from horovod_study.measure.clock import LapClock, now
 from horovod_study.records import finite
-from horovod_study.workload import trainer
-from horovod_study.workload.options import lr_factor
+from horovod_study.strain import trainer
+from horovod_study.strain.options import lr_factor
 
 LAPS_MS = {"data": 0.1, "forward": 1.0, "backward": 1.5, "sync": 0.3, "update": 0.2, "residual": 0.02}
 WARMUP = 10

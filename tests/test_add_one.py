@@ -47,7 +47,7 @@ def cells(copy: Path, sweep: dict[str, object]) -> list[dict[str, object]]:
 @pytest.mark.slow
 def test_an_option_takes_its_declaration_and_where_it_is_used(copy: Path) -> None:
     """The declaration alone makes it an option, a key, a column, and something that is swept, compared and tuned."""
-    config = copy / "workload" / "options.py"
+    config = copy / "strain" / "options.py"
     text = config.read_text()
     place = "    lr_end: float | None = learned(\n"
     assert text.count(place) == 1
@@ -66,7 +66,7 @@ def test_an_option_takes_its_declaration_and_where_it_is_used(copy: Path) -> Non
     program = """
 import json
 from horovod_study.analysis.series.points import CHOICES
-from horovod_study.workload.options import STRAIN
+from horovod_study.strain.options import STRAIN
 from horovod_study.config.roles import Role
 print(json.dumps(["momentum" in CHOICES, STRAIN.tuned["momentum"], "momentum" in STRAIN.named(Role.MAY_DIFFER)]))
 """

@@ -29,7 +29,7 @@ from horovod_study.analysis.machine.advice import (
 from horovod_study.cli import main
 from horovod_study.errors import AnalysisError, ConfigError
 from horovod_study.recording.rank import facts
-from horovod_study.workload.model import StressCNN
+from horovod_study.strain.model import StressCNN
 
 NETWORK = Link(alpha_s=1e-5, bytes_per_s=1e9, source="manually")
 # Two equal layers of a thousand parameters: sums that can be done in the head.

@@ -12,10 +12,10 @@ from horovod_study.analysis import paired
 from horovod_study.cli.verbs import until_share
 from horovod_study.errors import ConfigError
 from horovod_study.records import TurnSlice, read_turns
+from horovod_study.strain.options import StrainConfig
 from horovod_study.studies import turns
 from horovod_study.studies.study_file import load_study, sweep_of
 from horovod_study.studies.turns import Aim
-from horovod_study.workload.options import StrainConfig
 
 FILE = """
 study: aimed

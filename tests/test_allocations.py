@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from horovod_study.cluster.slurm import MARGIN, START_S, Allocation, allocate, time_limit_s
 from horovod_study.config.partitions import Partition
 from horovod_study.config.run import Cell
+from horovod_study.strain.options import StrainConfig
 from horovod_study.studies.study_file import StudyConfig
-from horovod_study.workload.options import StrainConfig
 
 ALPHA = Partition(name="alpha", scheduler="slurm", nodes=None, gpus_per_node=8, cores_per_node=48, cores_per_worker=6)
 

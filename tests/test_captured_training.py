@@ -22,11 +22,11 @@ from horovod_study import records, train
 from horovod_study.config.run import LAPS
 from horovod_study.errors import ConfigError
 from horovod_study.records import read_run, read_steps
-from horovod_study.workload import trainer
-from horovod_study.workload.checkpoint import decode, read_newest
-from horovod_study.workload.optimizer import REPLAY_ON_HOST
-from horovod_study.workload.options import StrainConfig
-from horovod_study.workload.probes.profiling import profile_path
+from horovod_study.strain import trainer
+from horovod_study.strain.checkpoint import decode, read_newest
+from horovod_study.strain.optimizer import REPLAY_ON_HOST
+from horovod_study.strain.options import StrainConfig
+from horovod_study.strain.profiling import profile_path
 
 # 450 training curves: 18 steps of 25 per epoch.
 SMALL = (

@@ -22,9 +22,9 @@ from horovod_study.config.doors import conform
 from horovod_study.errors import RecordError
 from horovod_study.recording.rank import facts
 from horovod_study.records import CHECKPOINTS, checkpoint_paths
-from horovod_study.workload import checkpoint
-from horovod_study.workload.checkpoint import Checkpoint, LoopState, decode, encode, load_model, read_newest, save
-from horovod_study.workload.model import StressCNN
+from horovod_study.strain import checkpoint
+from horovod_study.strain.checkpoint import Checkpoint, LoopState, decode, encode, load_model, read_newest, save
+from horovod_study.strain.model import StressCNN
 
 BOUNDS = ((1000.0, 3000.0), (5.0, 25.0))
 

@@ -16,7 +16,7 @@ from horovod_study import cli
 from horovod_study.cli import main
 from horovod_study.cli.verbs import Result, Verb
 from horovod_study.config.workload import HEADINGS
-from horovod_study.workload.options import STRAIN
+from horovod_study.strain.options import STRAIN
 
 VERBS = ("run", "status", "doctor", "report", "explain", "predict", "bench", "record", "strain")
 POINTS = "workers,samples_per_s\n1,100\n2,190\n4,370\n8,730\n"

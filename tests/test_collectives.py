@@ -21,7 +21,7 @@ from horovod_study.programs.microbench import (
     step_flops,
     values_of,
 )
-from horovod_study.workload.options import StrainConfig
+from horovod_study.strain.options import StrainConfig
 
 
 @pytest.fixture

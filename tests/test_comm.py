@@ -29,8 +29,8 @@ from horovod_study.comm.launch import (
 from horovod_study.comm.mpi import Bucket, GradientBuckets, add_in_order, shares
 from horovod_study.errors import BackendError, DataError, StudyError
 from horovod_study.runtimes import CARRIED
-from horovod_study.workload.model import StressCNN
-from horovod_study.workload.options import StrainConfig
+from horovod_study.strain.model import StressCNN
+from horovod_study.strain.options import StrainConfig
 
 
 @pytest.mark.parametrize(

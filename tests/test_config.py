@@ -10,8 +10,8 @@ from make.wording import Golden
 from horovod_study.config.documents import load_yaml
 from horovod_study.config.run import Placement
 from horovod_study.errors import ConfigError
-from horovod_study.workload.model import INPUT_SCALINGS
-from horovod_study.workload.options import DEFAULT_EPOCHS, STRAIN, StrainConfig, strain_config
+from horovod_study.strain.model import INPUT_SCALINGS
+from horovod_study.strain.options import DEFAULT_EPOCHS, STRAIN, StrainConfig, strain_config
 
 TRAINING = Path(__file__).parent.parent / "experiments" / "training"
 

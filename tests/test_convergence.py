@@ -22,9 +22,9 @@ from horovod_study.errors import AnalysisError, ConfigError, RecordError
 from horovod_study.report.figures import convergence as figures
 from horovod_study.report.kit.style import style
 from horovod_study.report.page import html, tables
+from horovod_study.strain.options import STRAIN
 from horovod_study.studies.study_file import load_study
 from horovod_study.text import numbers
-from horovod_study.workload.options import STRAIN
 
 FLOOR = 6.8e-5
 PLAIN_AND_MPI = (("serial", "none"), ("horovod", "mpi"))

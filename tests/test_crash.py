@@ -17,9 +17,9 @@ from rich.console import Console
 from horovod_study import records
 from horovod_study.cluster.launch import LaunchLine, cell_environment
 from horovod_study.cluster.process import marked_processes
+from horovod_study.strain.options import StrainConfig
 from horovod_study.studies import runner
 from horovod_study.studies.study_file import StudyConfig, sweep_of
-from horovod_study.workload.options import StrainConfig
 
 SEED = 20
 

@@ -15,9 +15,9 @@ from make.wording import Golden
 
 from horovod_study.cli import main
 from horovod_study.errors import DataError
-from horovod_study.workload import curves as reading
-from horovod_study.workload import dataset, material, room
-from horovod_study.workload.curves import UNITS, import_curves, lines, open_curves, to_channels
+from horovod_study.strain import curves as reading
+from horovod_study.strain import dataset, material, room
+from horovod_study.strain.curves import UNITS, import_curves, lines, open_curves, to_channels
 
 TESTS = files.generated()
 PLAIN = {"strain": "1", "stress": "MPa"}

@@ -18,8 +18,8 @@ from make.wording import Golden
 
 from horovod_study.cli import main
 from horovod_study.errors import DataError
+from horovod_study.strain import dataset, material, room
 from horovod_study.text.numbers import amount
-from horovod_study.workload import dataset, material, room
 
 
 @pytest.fixture
@@ -392,7 +392,7 @@ def test_a_second_worker_shares_the_pages(tmp_path: Path) -> None:
     program = f"""
 import re, sys
 from pathlib import Path
-from horovod_study.workload import dataset
+from horovod_study.strain import dataset
 
 opened = dataset.open_dataset(Path({str(path)!r}))
 total = sum(float(opened.curves[low : low + 500].sum()) for low in range(0, 20_000, 500))

@@ -12,8 +12,8 @@ import horovod_study
 from horovod_study.cluster.process import marked_processes
 from horovod_study.config.run import Cell, local_cell
 from horovod_study.records import read_run
+from horovod_study.strain.options import StrainConfig
 from horovod_study.studies.attempt import PRUNED, Attempt, Interruption, Lane, RankRun, Running, attempt, sweep
-from horovod_study.workload.options import StrainConfig
 
 ROOT = Path(horovod_study.__file__).parent
 ONE_PLACE = {

@@ -31,10 +31,10 @@ from horovod_study.config import variables
 from horovod_study.config.partitions import gpus_here
 from horovod_study.config.variables import decimal, whole_number, without_working_directory
 from horovod_study.errors import BackendError, StudyError
+from horovod_study.strain.dataset import cache_directory
+from horovod_study.strain.options import StrainConfig
 from horovod_study.studies.job import main as job_main
 from horovod_study.studies.job import seconds_left
-from horovod_study.workload.dataset import cache_directory
-from horovod_study.workload.options import StrainConfig
 
 PACKAGE = Path(horovod_study.__file__).parent
 ODD = ["x", "-1", "1e9", "1.5", "0x1", "1_0", "²", "9" * 5000, "\udcff", "1 2", "+1", "nan"]
@@ -455,7 +455,7 @@ def test_the_package_starts_no_python_without_the_safe_path() -> None:
                 if not safe and ("sys.executable" in source or "here.python" in source):
                     bare.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
     # None of these starts a Python: py-spy with the process that it looks at, git.
-    others = ("workload/probes/profiling.py", "measure/environment.py")
+    others = ("strain/profiling.py", "measure/environment.py")
     assert [each for each in bare if not each.startswith(others)] == []
 
 

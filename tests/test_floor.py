@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make.properties import examples
 
-from horovod_study.workload import material
+from horovod_study.strain import material
 
 LOW, SPAN = material.TARGET_BOUNDS[:, 0], material.TARGET_SPAN
 

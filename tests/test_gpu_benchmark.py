@@ -736,9 +736,9 @@ def test_a_results_file_gives_its_table_again(
 def test_every_way_is_one_that_the_trainer_can_be_asked_for(
     modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from horovod_study.workload import kernels
-    from horovod_study.workload.model import StressCNN
-    from horovod_study.workload.options import strain_config
+    from horovod_study.strain import kernels
+    from horovod_study.strain.model import StressCNN
+    from horovod_study.strain.options import strain_config
 
     gpu, steps = modules["gpu"], modules["gpu_steps"]
     for options in steps.OURS.values():

@@ -18,7 +18,7 @@ from horovod_study.comm.distributed import DistributedBackend
 from horovod_study.comm.horovod import HorovodBackend
 from horovod_study.comm.raw import why_missing
 from horovod_study.errors import BackendError, StudyError
-from horovod_study.workload.options import StrainConfig
+from horovod_study.strain.options import StrainConfig
 
 ROOT = Path(horovod_study.__file__).parent
 A, B, C, D = "aaaa", "bbbb", "cccc", "dddd"

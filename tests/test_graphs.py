@@ -22,14 +22,14 @@ from horovod_study.comm.base import FlatGradients, SerialBackend
 from horovod_study.comm.launch import Launch
 from horovod_study.errors import BackendError, StudyError
 from horovod_study.measure.clock import LapClock, Unstamped
-from horovod_study.workload import graphs
-from horovod_study.workload.graphs import CapturedStep, HostGraph, Resident
-from horovod_study.workload.kernels import BlockSizes, Sizes
-from horovod_study.workload.loaders import Batch
-from horovod_study.workload.model import StressCNN
-from horovod_study.workload.optimizer import Arithmetic, learning_rate, make_optimizer, set_learning_rate
-from horovod_study.workload.options import StrainConfig
-from horovod_study.workload.trainer import train_step
+from horovod_study.strain import graphs
+from horovod_study.strain.graphs import CapturedStep, HostGraph, Resident
+from horovod_study.strain.kernels import BlockSizes, Sizes
+from horovod_study.strain.loaders import Batch
+from horovod_study.strain.model import StressCNN
+from horovod_study.strain.optimizer import Arithmetic, learning_rate, make_optimizer, set_learning_rate
+from horovod_study.strain.options import StrainConfig
+from horovod_study.strain.trainer import train_step
 
 CPU = torch.device("cpu")
 ALONE = Launch(rank=0, workers=1, launcher="none", backend="serial")

@@ -21,10 +21,10 @@ from horovod_study.comm.base import LastGradient
 from horovod_study.config.run import ORDINARY_LAPS
 from horovod_study.measure.clock import LapClock, now, sleep
 from horovod_study.measure.recorder import Recorder
+from horovod_study.strain.optimizer import Arithmetic
+from horovod_study.strain.options import StrainConfig
+from horovod_study.strain.trainer import train_step
 from horovod_study.train import main
-from horovod_study.workload.optimizer import Arithmetic
-from horovod_study.workload.options import StrainConfig
-from horovod_study.workload.trainer import train_step
 
 MS = 1e-3
 OPERATION_S, LEFT_S = 5 * MS, 3 * MS

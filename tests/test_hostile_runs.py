@@ -18,7 +18,7 @@ from horovod_study import api, cli, records
 from horovod_study.analysis.steps import timeline
 from horovod_study.config import documents
 from horovod_study.errors import RecordError, StudyError
-from horovod_study.workload.options import STRAIN
+from horovod_study.strain.options import STRAIN
 
 FROZEN = Path(__file__).parent / "runs"
 hostile = settings(

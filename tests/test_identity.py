@@ -20,10 +20,10 @@ from horovod_study.cluster import identity
 from horovod_study.config.partitions import Partition
 from horovod_study.errors import StudyError
 from horovod_study.runtimes import LIBRARIES
+from horovod_study.strain.options import StrainConfig
 from horovod_study.studies import runner
 from horovod_study.studies.attempt import Interruption
 from horovod_study.studies.study_file import StudyConfig, sweep_of
-from horovod_study.workload.options import StrainConfig
 
 PACKAGE = Path(horovod_study.__file__).parent
 
@@ -84,12 +84,12 @@ def test_everything_that_training_imports_is_covered():
     starts = ["train.py", *(f"{leaf.replace('.', '/')}.py" for leaf in leaves)]  # those are imported by name
     found = set().union(*(reached(PACKAGE / start) for start in starts))
 
-    assert {"train.py", "config/run.py", "comm/launch.py", "workload/model.py", "measure/clock.py"} <= found
+    assert {"train.py", "config/run.py", "comm/launch.py", "strain/model.py", "measure/clock.py"} <= found
     assert set() == {*found, *starts} - covered
 
 
 def test_what_does_not_shape_a_run_is_not_covered():
-    whole = ("comm/", "config/", "measure/", "recording/", "records/", "runtimes/", "text/", "workload/")
+    whole = ("comm/", "config/", "measure/", "recording/", "records/", "runtimes/", "text/", "strain/")
     single = {name for name in identity.code_files() if "/" in name and not name.startswith(whole)}
 
     kits = {f"analysis/{name}.py" for name in ("costs", "paired", "stats")}  # what of a run counts is by their rule
@@ -106,7 +106,7 @@ def test_files_are_named_below_the_package_in_order():
 
 @pytest.mark.parametrize(
     ("name", "changes"),
-    [("workload/model.py", True), ("train.py", True), ("studies/runner.py", False), ("report/kit/style.py", False)],
+    [("strain/model.py", True), ("train.py", True), ("studies/runner.py", False), ("report/kit/style.py", False)],
 )
 def test_an_edit_changes_the_digest_where_it_can_change_a_run(package, name, changes):
     before = identity.code_digest(identity.code_files(package))

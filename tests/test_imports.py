@@ -22,7 +22,7 @@ LAYERS = (
     ("laws",),
     ("comm",),
     ("recording",),
-    ("workload",),
+    ("strain",),
     ("train",),
     ("cluster",),
     ("programs",),

@@ -39,11 +39,11 @@ from horovod_study.cluster.slurm import (
 from horovod_study.config.partitions import Partition
 from horovod_study.errors import BackendError, RecordError, StudyError
 from horovod_study.records import read_run
+from horovod_study.strain.options import StrainConfig
 from horovod_study.studies import job as inside
 from horovod_study.studies.job import JobSignals, main, run_here, run_job, seconds_left
 from horovod_study.studies.ledger import note_attempt, read_ledger
 from horovod_study.studies.study_file import StudyConfig, sweep_of
-from horovod_study.workload.options import StrainConfig
 
 
 def job(name: str = "one", *, tasks: Sequence[Sequence[str]] = (("a", "b"),), **fields: object) -> Job:

@@ -17,9 +17,9 @@ from make.wording import Golden
 from torch import nn
 
 from horovod_study.errors import ConfigError
-from horovod_study.workload import kernels, material
-from horovod_study.workload.kernels import BlockSizes, FusedNetwork, ProductBlocks, Sizes
-from horovod_study.workload.model import WIDTHS, StressCNN
+from horovod_study.strain import kernels, material
+from horovod_study.strain.kernels import BlockSizes, FusedNetwork, ProductBlocks, Sizes
+from horovod_study.strain.model import WIDTHS, StressCNN
 
 pytestmark = pytest.mark.slow
 

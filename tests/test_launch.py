@@ -21,7 +21,7 @@ from horovod_study.config.partitions import Host
 from horovod_study.config.run import Cell, Placement
 from horovod_study.errors import StudyError
 from horovod_study.runtimes import RUNTIMES
-from horovod_study.workload.options import StrainConfig
+from horovod_study.strain.options import StrainConfig
 
 PYTHON = Path("/opt/venv/bin/python")
 JOB = ["-m", "horovod_study.train", "--config", "/runs/cells/a b.yaml", "--out", "/runs/a b"]

@@ -25,10 +25,10 @@ from rich.console import Console
 from horovod_study.cluster import alive
 from horovod_study.cluster import slurm as jobs
 from horovod_study.errors import StudyError
+from horovod_study.strain.options import StrainConfig
 from horovod_study.studies import lease, runner
 from horovod_study.studies.attempt import Interruption
 from horovod_study.studies.study_file import StudyConfig, sweep_of
-from horovod_study.workload.options import StrainConfig
 
 RACERS, NAMES = 8, 50
 

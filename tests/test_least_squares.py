@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make.properties import examples
 
-from horovod_study.workload import material
-from horovod_study.workload.curves import LawFit, fit_law
+from horovod_study.strain import material
+from horovod_study.strain.curves import LawFit, fit_law
 
 
 def normalised(fit: LawFit) -> np.ndarray:

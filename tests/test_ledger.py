@@ -20,10 +20,10 @@ from horovod_study.config.doors import adapter
 from horovod_study.config.study_file import StudyFile, sweep_form
 from horovod_study.errors import ConfigError, RecordError
 from horovod_study.runtimes import RUNTIMES
+from horovod_study.strain.options import STRAIN, StrainConfig
 from horovod_study.studies import lease, ledger
 from horovod_study.studies.plan import Estimate
 from horovod_study.studies.study_file import StudyConfig, load_study, sweep_of
-from horovod_study.workload.options import STRAIN, StrainConfig
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 

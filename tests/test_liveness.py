@@ -23,8 +23,8 @@ from horovod_study.comm.launch import Launch
 from horovod_study.comm.liveness import Liveness, is_lost_peer, named_ranks
 from horovod_study.measure.clock import LapClock
 from horovod_study.measure.recorder import Recorder
+from horovod_study.strain import dataset
 from horovod_study.studies.attempt import failure_reason
-from horovod_study.workload import dataset
 
 # --------------------------------------------------------------------------------- what the libraries print
 
@@ -350,7 +350,7 @@ def patched(tmp_path: Path, text: str) -> tuple[str, ...]:
     program = tmp_path / "patched.py"
     program.write_text(
         "import os, sys, time\nimport torch\n"
-        "from horovod_study import train\nfrom horovod_study.workload import trainer\n"
+        "from horovod_study import train\nfrom horovod_study.strain import trainer\n"
         "rank = train.detect(os.environ).rank\n" + textwrap.dedent(text) + "\nsys.exit(train.main())\n"
     )
     return (str(program),)

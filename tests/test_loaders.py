@@ -17,10 +17,10 @@ from make.wording import Golden
 
 from horovod_study.errors import ConfigError, DataError
 from horovod_study.measure.clock import now, sleep
-from horovod_study.workload import dataset as data
-from horovod_study.workload import loaders
-from horovod_study.workload.loaders import Loader, open_loader
-from horovod_study.workload.options import StrainConfig
+from horovod_study.strain import dataset as data
+from horovod_study.strain import loaders
+from horovod_study.strain.loaders import Loader, open_loader
+from horovod_study.strain.options import StrainConfig
 
 CPU = torch.device("cpu")
 IN_PROCESS = ("memory", "prefetch", "device", "dataloader")
@@ -223,9 +223,9 @@ PROGRAM = """
 import os, sys
 from pathlib import Path
 import torch
-from horovod_study.workload.options import StrainConfig
-from horovod_study.workload import dataset as data
-from horovod_study.workload.loaders import open_loader
+from horovod_study.strain.options import StrainConfig
+from horovod_study.strain import dataset as data
+from horovod_study.strain.loaders import open_loader
 
 if __name__ == "__main__":
     dataset = data.open_dataset(Path(sys.argv[1]))

@@ -15,9 +15,9 @@ from horovod_study import cli
 from horovod_study.errors import ConfigError
 from horovod_study.programs import loading
 from horovod_study.programs.loading import compare_loaders, judged, loader_options, spread, to_text
-from horovod_study.workload import dataset as data
-from horovod_study.workload.loaders import Batch
-from horovod_study.workload.options import StrainConfig
+from horovod_study.strain import dataset as data
+from horovod_study.strain.loaders import Batch
+from horovod_study.strain.options import StrainConfig
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make.properties import examples
 
-from horovod_study.workload import material
+from horovod_study.strain import material
 
 
 def digest(array: np.ndarray) -> str:

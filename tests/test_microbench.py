@@ -26,8 +26,8 @@ from horovod_study.programs.microbench import (
     step_flops,
     step_roofline,
 )
-from horovod_study.workload import native
-from horovod_study.workload.model import StressCNN
+from horovod_study.strain import native
+from horovod_study.strain.model import StressCNN
 
 
 @pytest.mark.parametrize("memory_format", ["channels-last", "contiguous"])

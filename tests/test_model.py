@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from horovod_study.recording.rank import facts
-from horovod_study.workload import material
-from horovod_study.workload.model import INPUT_SCALINGS, StressCNN
+from horovod_study.strain import material
+from horovod_study.strain.model import INPUT_SCALINGS, StressCNN
 
 
 def plain_network() -> nn.Module:

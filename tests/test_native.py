@@ -17,10 +17,10 @@ from horovod_study.comm.base import FlatGradients, SerialBackend
 from horovod_study.comm.launch import detect
 from horovod_study.errors import ConfigError
 from horovod_study.records import read_run
-from horovod_study.workload import material, native
-from horovod_study.workload.model import INPUT_SCALINGS, WIDTHS, StressCNN
-from horovod_study.workload.optimizer import Arithmetic, make_optimizer
-from horovod_study.workload.options import StrainConfig
+from horovod_study.strain import material, native
+from horovod_study.strain.model import INPUT_SCALINGS, WIDTHS, StressCNN
+from horovod_study.strain.optimizer import Arithmetic, make_optimizer
+from horovod_study.strain.options import StrainConfig
 
 USABLE, WHY_NOT = native.usable()
 needs_native = pytest.mark.skipif(not USABLE, reason=f"no native step: {WHY_NOT}")

@@ -13,7 +13,7 @@ import pytest
 from make.synthetic_study import write_study
 from nbclient import NotebookClient
 
-from horovod_study.workload import material
+from horovod_study.strain import material
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 NAMES = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))

@@ -39,15 +39,15 @@ from horovod_study.programs.microbench import (
     launches_of,
     matrix_rates,
 )
-from horovod_study.workload import dataset as data
-from horovod_study.workload import kernels
-from horovod_study.workload.graphs import CapturedStep, DeviceGraph
-from horovod_study.workload.loaders import Loader, feed, open_loader, resident
-from horovod_study.workload.model import StressCNN
-from horovod_study.workload.optimizer import Arithmetic, accelerate, make_optimizer, set_learning_rate
-from horovod_study.workload.options import StrainConfig
-from horovod_study.workload.probes.profiling import Finder
-from horovod_study.workload.trainer import train_step
+from horovod_study.strain import dataset as data
+from horovod_study.strain import kernels
+from horovod_study.strain.graphs import CapturedStep, DeviceGraph
+from horovod_study.strain.loaders import Loader, feed, open_loader, resident
+from horovod_study.strain.model import StressCNN
+from horovod_study.strain.optimizer import Arithmetic, accelerate, make_optimizer, set_learning_rate
+from horovod_study.strain.options import StrainConfig
+from horovod_study.strain.profiling import Finder
+from horovod_study.strain.trainer import train_step
 
 LIMIT_S = 60
 pytestmark = [

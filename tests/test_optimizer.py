@@ -11,8 +11,8 @@ from make.wording import Golden
 from horovod_study.comm.base import SerialBackend
 from horovod_study.comm.launch import Launch
 from horovod_study.errors import ConfigError
-from horovod_study.workload.model import StressCNN
-from horovod_study.workload.optimizer import (
+from horovod_study.strain.model import StressCNN
+from horovod_study.strain.optimizer import (
     Arithmetic,
     accelerate,
     learning_rate,
@@ -20,7 +20,7 @@ from horovod_study.workload.optimizer import (
     replayed_on_host,
     set_learning_rate,
 )
-from horovod_study.workload.options import StrainConfig
+from horovod_study.strain.options import StrainConfig
 
 CPU = torch.device("cpu")
 ALONE = Launch(rank=0, workers=1, launcher="none", backend="serial")
@@ -52,8 +52,8 @@ def test_the_optimiser_is_the_one_asked_for(
 
 LEAN = """
 import copy, sys, torch
-from horovod_study.workload.options import StrainConfig
-from horovod_study.workload.optimizer import make_optimizer
+from horovod_study.strain.options import StrainConfig
+from horovod_study.strain.optimizer import make_optimizer
 
 kinds = {
     "adam": (torch.optim.Adam, {}),

@@ -29,10 +29,10 @@ from horovod_study.cluster.process import marked_processes
 from horovod_study.config.roles import Role
 from horovod_study.config.run import COMMUNICATION
 from horovod_study.errors import ConfigError, StudyError
+from horovod_study.strain.options import STRAIN
 from horovod_study.studies import designs, turns
 from horovod_study.studies.designs import Comparison, check_configs, pairs_of, read_side, sides_of, told
 from horovod_study.studies.runner import RunOptions, StudyResult, follow
-from horovod_study.workload.options import STRAIN
 
 Document = dict[str, Any]
 

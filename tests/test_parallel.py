@@ -257,7 +257,7 @@ def test_ranks_with_other_options_are_refused(tmp_path: Path) -> None:
 
 def test_ranks_with_other_data_sets_are_refused(tmp_path: Path) -> None:
     """Another data set of another size would mean another number of steps and a hang."""
-    from horovod_study.workload import dataset
+    from horovod_study.strain import dataset
 
     data = [tmp_path / "a", tmp_path / "b"]
     for path, size in zip(data, (400, 800), strict=True):

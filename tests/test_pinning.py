@@ -16,7 +16,7 @@ from horovod_study.cluster import process
 from horovod_study.config.run import Cell, Placement
 from horovod_study.measure import evidence
 from horovod_study.measure.environment import numbers_of
-from horovod_study.workload.options import StrainConfig
+from horovod_study.strain.options import StrainConfig
 
 only_linux = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system cannot pin processes")
 

@@ -11,10 +11,10 @@ from make.wording import Golden
 from horovod_study.config.partitions import Partition
 from horovod_study.config.run import Cell, Placement
 from horovod_study.runtimes import LIBRARIES
+from horovod_study.strain.options import StrainConfig
 from horovod_study.studies.ledger import Entry, Ledger
 from horovod_study.studies.plan import SAMPLES_GUESS_PER_S, Plan, plan_study, rough_s
 from horovod_study.studies.study_file import StudyConfig, load_study, sweep_of
-from horovod_study.workload.options import StrainConfig
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 ALPHA = Partition(name="alpha", scheduler="slurm", nodes=None, gpus_per_node=8, cores_per_node=48, cores_per_worker=6)

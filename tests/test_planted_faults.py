@@ -38,7 +38,7 @@ from horovod_study.cli import main
 from horovod_study.errors import RecordError
 from horovod_study.records.model import own_digest
 from horovod_study.report.page import check
-from horovod_study.workload.material import TARGET_SPAN
+from horovod_study.strain.material import TARGET_SPAN
 
 ALLOWED = ("other-load", "few-repeats")
 pytestmark = pytest.mark.slow  # the study that faults are planted in takes seconds

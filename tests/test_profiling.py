@@ -19,9 +19,9 @@ from horovod_study import records
 from horovod_study.comm.base import SerialBackend
 from horovod_study.config.run import ORDINARY_LAPS
 from horovod_study.errors import StudyError
+from horovod_study.strain import profiling
+from horovod_study.strain.options import StrainConfig
 from horovod_study.train import main
-from horovod_study.workload.options import StrainConfig
-from horovod_study.workload.probes import profiling
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 SMALL = ("--dataset", "400", "--batch", "20", "--steps", "12", "--warmup-steps", "3", "--json")

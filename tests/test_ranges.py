@@ -12,8 +12,8 @@ from horovod_study.config.run import ORDINARY_LAPS
 from horovod_study.errors import BackendError
 from horovod_study.measure.clock import LapClock, Unstamped
 from horovod_study.measure.ranges import Ranged, ranged, recorded, why_not
-from horovod_study.workload.options import StrainConfig
-from horovod_study.workload.probes.profiling import require_possible
+from horovod_study.strain.options import StrainConfig
+from horovod_study.strain.profiling import require_possible
 
 
 class Told:

@@ -20,8 +20,8 @@ import horovod_study
 from horovod_study.cluster import slurm as jobs
 from horovod_study.config import documents
 from horovod_study.errors import ConfigError, RecordError, StudyError
+from horovod_study.strain import checkpoint, dataset
 from horovod_study.studies import ledger
-from horovod_study.workload import checkpoint, dataset
 
 PACKAGE = Path(horovod_study.__file__).parent
 
@@ -37,7 +37,7 @@ READING = {
     "comm/builds.py": "what `make setup` wrote",
     "programs/answer.py": "the plan of the program that started it",
     "programs/equality.py": "the arrays of the program that started it",
-    "workload/probes/profiling.py": "the file of a profiler that this program started",
+    "strain/profiling.py": "the file of a profiler that this program started",
     "measure/system.py": "messages between sampler and trainer",
     "programs/script.py": "the cell of the program that started it",
     "recording/command.py": "notes of the processes of a command that this program started",
@@ -45,8 +45,8 @@ READING = {
     "recording/inject/sitecustomize.py": "what the command that started it asks",
     "records/tables.py": "tables whose digest was compared before",
     "records/model.py": "its own values as JSON has them",
-    "workload/checkpoint.py": "an archive whose digest was compared before, without objects",
-    "workload/curves.py": "anybody's table, with its own checks by line",
+    "strain/checkpoint.py": "an archive whose digest was compared before, without objects",
+    "strain/curves.py": "anybody's table, with its own checks by line",
 }
 """Modules that read a format by themselves -> what of."""
 _READERS = {
@@ -73,8 +73,8 @@ OPENING = {
     "report/kit/files.py": "files of this package",
     "studies/attempt.py": "the log that it writes",
     "studies/study_file.py": "a file that was read through the door before",
-    "workload/probes/profiling.py": "what a profiler that this program started wrote",
-    "workload/room.py": "facts of the system",
+    "strain/profiling.py": "what a profiler that this program started wrote",
+    "strain/room.py": "facts of the system",
 }
 """Modules that open files by themselves -> what they read so."""
 

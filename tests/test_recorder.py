@@ -25,8 +25,8 @@ from horovod_study.errors import RecordError
 from horovod_study.files import write_file
 from horovod_study.measure.clock import LapClock, Milestones, Unstamped
 from horovod_study.measure.recorder import DRAIN_STEPS, MAX_PENDING, Recorder
+from horovod_study.strain.graphs import RING
 from horovod_study.train import main
-from horovod_study.workload.graphs import RING
 
 SMALL = ("--dataset", "2000", "--batch", "25", "--warmup-steps", "5", "--steps", "300")
 LOSS = torch.tensor(0.5)

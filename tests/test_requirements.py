@@ -14,7 +14,7 @@ from horovod_study import records
 from horovod_study.config.options import Parser, add_run_options, run_values
 from horovod_study.config.run import COMMUNICATION, PATHS, Requirement, asked_for, facts_of, requirements, unmet
 from horovod_study.errors import ConfigError
-from horovod_study.workload.options import STRAIN, StrainConfig
+from horovod_study.strain.options import STRAIN, StrainConfig
 
 
 def rank(**more: Any) -> dict[str, Any]:

@@ -26,10 +26,10 @@ from horovod_study import records, train
 from horovod_study.comm.liveness import StopRequest, Terminated
 from horovod_study.errors import BackendError, ConfigError, RecordError
 from horovod_study.records import checkpoint_paths, read_run
+from horovod_study.strain import resume, trainer
+from horovod_study.strain.checkpoint import decode, read_newest
+from horovod_study.strain.options import STRAIN
 from horovod_study.studies import lease
-from horovod_study.workload import resume, trainer
-from horovod_study.workload.checkpoint import decode, read_newest
-from horovod_study.workload.options import STRAIN
 
 pytestmark = pytest.mark.slow
 

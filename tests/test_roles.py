@@ -15,7 +15,7 @@ from horovod_study.config.roles import Option, Role, named
 from horovod_study.config.run import COMMUNICATION
 from horovod_study.config.workload import SHARED
 from horovod_study.runtimes import BACKENDS, RUNTIMES
-from horovod_study.workload.options import STRAIN, StrainConfig
+from horovod_study.strain.options import STRAIN, StrainConfig
 
 ROOT = Path(horovod_study.__file__).parent
 FEW = 2
@@ -38,7 +38,7 @@ ALLOWED = {
 }
 """(module, names in alphabetical order): why they are there."""
 
-OWN = ("workload/", "train.py", "config/run.py", "config/workload.py")
+OWN = ("strain/", "train.py", "config/run.py", "config/workload.py")
 """What trains, and where its options are declared."""
 
 
@@ -160,7 +160,7 @@ def test_nobody_else_names_an_option_of_the_worked_example() -> None:
     knowing = set()
     for module in modules():
         tree = ast.parse((ROOT / module).read_text(encoding="utf-8"))
-        if module.startswith(("workload/", "train.py")):
+        if module.startswith(("strain/", "train.py")):
             continue
         named, imported = options_named(tree), imports_of(tree)
         if {"StrainConfig", "strain_config"} & imported or named:

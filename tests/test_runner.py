@@ -27,12 +27,12 @@ from horovod_study.config.documents import load_yaml
 from horovod_study.config.partitions import Host, parse_hosts
 from horovod_study.config.run import Placement
 from horovod_study.errors import StudyError
+from horovod_study.strain.options import StrainConfig, strain_config
 from horovod_study.studies import attempt, lease, ledger, runner, study_file
 from horovod_study.studies.attempt import Interruption, failure_reason
 from horovod_study.studies.plan import Estimate, TimeLeft
 from horovod_study.studies.study_file import StudyConfig, sweep_of
 from horovod_study.text.progress import duration
-from horovod_study.workload.options import StrainConfig, strain_config
 
 COMMAND = "horovod-study run tiny.yaml"
 TESTS = Path(__file__).parent

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from make.wording import Golden
 
 from horovod_study.errors import ConfigError
-from horovod_study.workload.options import StrainConfig, lr_factor, scaled_lr
+from horovod_study.strain.options import StrainConfig, lr_factor, scaled_lr
 
 SCHEDULES = ("constant", "cosine", "step", "one-cycle")
 

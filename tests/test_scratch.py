@@ -11,7 +11,7 @@ from make.wording import Golden
 
 from horovod_study.errors import BackendError
 from horovod_study.measure.clock import LapClock
-from horovod_study.workload.probes.scratch import Scratch
+from horovod_study.strain.scratch import Scratch
 
 OPTIMIZERS = {
     "adam": torch.optim.Adam,

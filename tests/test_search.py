@@ -28,6 +28,7 @@ from horovod_study.cluster.process import marked_processes
 from horovod_study.errors import ConfigError, RecordError, StudyError
 from horovod_study.records import epoch_rows, read_run
 from horovod_study.report.figures.convergence import write_search
+from horovod_study.strain.options import StrainConfig, strain_config
 from horovod_study.studies import attempt
 from horovod_study.studies import search as searching
 from horovod_study.studies.attempt import Interruption
@@ -43,7 +44,6 @@ from horovod_study.studies.search import (
     result_lines,
     run_search,
 )
-from horovod_study.workload.options import StrainConfig, strain_config
 
 ROOT = Path(__file__).resolve().parent.parent
 GOOD = """

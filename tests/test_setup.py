@@ -372,13 +372,13 @@ def test_a_second_set_up_of_the_same_folder_waits(tmp_path: Path):
 def places(tmp_path: Path) -> Places:
     """A project's folder with what the set-up reads, and no environment."""
     root = tmp_path / "project"
-    for folder in ("horovod_study/workload", "patches", "scripts"):
+    for folder in ("horovod_study/strain", "patches", "scripts"):
         (root / folder).mkdir(parents=True)
     (root / "requirements.lock").write_text("# pins\nmpi4py==4.1.2\nnumpy==2.4.6\nopenmpi==4.1.8\npip==26.3\n")
     (root / "setup.cfg").write_text("[metadata]\n")
     (root / "pyproject.toml").write_text("[tool]\n")
     (root / "horovod_study" / "__init__.py").write_text('__version__ = "0.1.0"\n')
-    (root / "horovod_study" / "workload" / "native.cpp").write_text('extern "C" int lanes() { return LANES; }\n')
+    (root / "horovod_study" / "strain" / "native.cpp").write_text('extern "C" int lanes() { return LANES; }\n')
     return Places(root=root, cache=tmp_path / "cache")
 
 
@@ -490,7 +490,7 @@ def test_what_was_chosen_stays_chosen(places: Places, runs: Runs, capsys: pytest
         ("setup.cfg", "[metadata]\nname = x\n", "setup.cfg", "--editable"),
         ("horovod_study/__init__.py", '__version__ = "0.2.0"\n', "version", "--editable"),
         ("patches/0001-new.patch", "+++ b/x\n", "patches", None),
-        ("horovod_study/workload/native.cpp", "// new\n", "native step", None),
+        ("horovod_study/strain/native.cpp", "// new\n", "native step", None),
     ],
 )
 def test_a_changed_input_makes_work_for_its_own_step(

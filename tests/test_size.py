@@ -38,11 +38,10 @@ BUDGET = {
     "report/kit": (678, 33),
     "report/page": (1833, 77),
     "runtimes": (108, 3),
+    "strain": (6598, 354),
     "studies": (6539, 374),
     "text": (524, 50),
-    "workload": (5602, 297),
-    "workload/probes": (1000, 57),
-    "total": (59770, 3286),
+    "total": (59766, 3286),
 }
 """Of each folder with Python files, those of folders below it left out: lines and functions."""
 

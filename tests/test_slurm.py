@@ -34,9 +34,9 @@ from horovod_study.cluster.slurm import (
 )
 from horovod_study.config.partitions import Partition, find_partition
 from horovod_study.errors import ConfigError, StudyError
+from horovod_study.strain.options import StrainConfig
 from horovod_study.studies.plan import cancel_jobs, check_folder, submit_cells
 from horovod_study.studies.study_file import StudyCells, StudyConfig, sweep_of
-from horovod_study.workload.options import StrainConfig
 
 GOLDEN = Path(__file__).parent / "golden"
 CLUSTER = find_partition("alpha")

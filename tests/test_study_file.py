@@ -15,8 +15,8 @@ from horovod_study.config.partitions import find_partition
 from horovod_study.config.run import Cell, Placement, misplaced
 from horovod_study.errors import ConfigError
 from horovod_study.runtimes import RUNTIMES
+from horovod_study.strain.options import STRAIN, StrainConfig
 from horovod_study.studies.study_file import StudyConfig, load_study
-from horovod_study.workload.options import STRAIN, StrainConfig
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 

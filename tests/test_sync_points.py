@@ -13,8 +13,8 @@ from torch import nn
 
 from horovod_study.comm.base import FlatGradients
 from horovod_study.measure.clock import LapClock
-from horovod_study.workload.probes.profiling import Finder, SyncPoint
-from horovod_study.workload.probes.scratch import Scratch
+from horovod_study.strain.profiling import Finder, SyncPoint
+from horovod_study.strain.scratch import Scratch
 
 CPU = torch.device("cpu")
 HERE = Path(__file__).name

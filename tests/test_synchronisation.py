@@ -11,7 +11,7 @@ from make.wording import Golden
 
 from horovod_study import cli, records
 from horovod_study.errors import RecordError
-from horovod_study.workload.probes.synchronisation import after_the_last
+from horovod_study.strain.synchronisation import after_the_last
 
 FOUND: dict[str, Any] = {
     "transport": "mpi",

@@ -23,10 +23,10 @@ from horovod_study.programs import timers
 from horovod_study.programs.timers import measure
 from horovod_study.records import read_step_column
 from horovod_study.report.terminal import timers_text
+from horovod_study.strain import dataset as data
+from horovod_study.strain.graphs import RING, CapturedStep
+from horovod_study.strain.options import StrainConfig
 from horovod_study.studies.bench import measure_timers
-from horovod_study.workload import dataset as data
-from horovod_study.workload.graphs import RING, CapturedStep
-from horovod_study.workload.options import StrainConfig
 
 STEP_S = 2.5e-3
 

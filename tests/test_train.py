@@ -22,8 +22,8 @@ from test_records import fill_disk
 from horovod_study import records
 from horovod_study.config.run import LAPS, ORDINARY_LAPS
 from horovod_study.measure import clock
+from horovod_study.strain import dataset
 from horovod_study.train import main
-from horovod_study.workload import dataset
 
 SMALL = ("--dataset", "2000", "--batch", "25", "--warmup-steps", "5", "--steady", "declared")
 

@@ -18,13 +18,13 @@ from horovod_study.cli import main
 from horovod_study.config.run import Cell
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.records import create_run, read_run, run_directories
+from horovod_study.strain.options import STRAIN, StrainConfig
 from horovod_study.studies import designs as module
 from horovod_study.studies import runner, turns
 from horovod_study.studies.attempt import record_in, record_of
 from horovod_study.studies.designs import arms_of, base_of, knobs_of, library_values, tune
 from horovod_study.studies.runner import RunOptions
 from horovod_study.studies.study_file import StudyCells, StudyConfig, load_study
-from horovod_study.workload.options import STRAIN, StrainConfig
 
 RUNTIME = "horovod/mpi"
 

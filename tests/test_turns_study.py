@@ -34,13 +34,13 @@ from horovod_study.records import (
     recorded_run,
     run_side_files,
 )
+from horovod_study.strain.options import StrainConfig
 from horovod_study.studies import ledger, turns
 from horovod_study.studies.ledger import read_ledger
 from horovod_study.studies.plan import plan_study
 from horovod_study.studies.runner import RunOptions, run_sweep
 from horovod_study.studies.study_file import load_study, sweep_of
 from horovod_study.studies.turns import SPARE, WORKER_MB, AlternatingCells, alternating, groups, worker_mb
-from horovod_study.workload.options import StrainConfig
 
 STEPS = 600
 

@@ -19,11 +19,11 @@ from horovod_study.errors import ConfigError, RecordError, StudyError
 from horovod_study.programs import equality
 from horovod_study.programs.equality import BatchShares, _order_difference, _Weighted, distance, order_sha256
 from horovod_study.report.terminal import equality_summary, equality_text, write_equality
+from horovod_study.strain import native
+from horovod_study.strain.dataset import Batches
+from horovod_study.strain.options import StrainConfig
 from horovod_study.studies import bench as verifying
 from horovod_study.studies.bench import BOUNDS, PARALLEL, Question, judge, shares, usable
-from horovod_study.workload import native
-from horovod_study.workload.dataset import Batches
-from horovod_study.workload.options import StrainConfig
 
 NAMES = [f"{layer}.{part}" for layer in ("conv1", "conv2", "fc1", "fc2") for part in ("weight", "bias")]
 REFERENCE = {"order_sha256": "aa", "rates": [0.1, 0.1], "rounding": 2e-6}

@@ -13,7 +13,7 @@ from test_imports import LAYERS
 import horovod_study
 
 ROOT = Path(horovod_study.__file__).parent
-RUN_WING = ("workload", "comm", "measure", "cluster", "studies", "programs", "train", "recording")
+RUN_WING = ("strain", "comm", "measure", "cluster", "studies", "programs", "train", "recording")
 ANALYSIS_WING = ("analysis", "report")
 ONLY_BELOW = {
     "horovod": ("comm/", "programs/equality.py"),
@@ -65,7 +65,7 @@ def breaches(module: str, imported: set[str]) -> list[str]:
             continue
         if (wing in RUN_WING and target in ANALYSIS_WING) or (wing in ANALYSIS_WING and target in RUN_WING):
             faults.append(f"{module} imports {name}: the wings meet only at the run directory")
-        if wing == "recording" and target == "workload":
+        if wing == "recording" and target == "strain":
             faults.append(f"{module} imports {name}: a recorded run knows nothing of what is trained")
         below_records = name.startswith("horovod_study.records.") and name.split(".")[2] in RECORDS
         if wing != "records" and below_records:
@@ -95,10 +95,10 @@ def test_every_module_has_a_layer() -> None:
         ("train.py", "horovod_study.report.page.html", "the wings meet only"),
         ("train.py", "time", "belongs below measure/clock.py"),
         ("train.py", "horovod.torch", "belongs below comm/"),
-        ("workload/model.py", "torch.distributed", "belongs below comm/"),
+        ("strain/model.py", "torch.distributed", "belongs below comm/"),
         ("analysis/study.py", "matplotlib.pyplot", "belongs below report/"),
         ("analysis/study.py", "horovod_study.report.page.html", "analysis does not draw"),
-        ("recording/session.py", "horovod_study.workload.model", "knows nothing of what is trained"),
+        ("recording/session.py", "horovod_study.strain.model", "knows nothing of what is trained"),
         ("records/reader.py", "pickle", "can execute data"),
         ("studies/designs.py", "horovod_study.analysis.compare.comparison", "the wings meet only"),
         ("studies/designs.py", "horovod_study.records.writer", "what others may know of a run directory"),

@@ -13,11 +13,11 @@ from rich.console import Console
 from test_ledger import FAILED, FakeBook, FakeJob, claim, make_study, put_claim, record
 
 from horovod_study import records
+from horovod_study.strain.options import StrainConfig
 from horovod_study.studies import ledger
 from horovod_study.studies import plan as watch
 from horovod_study.studies.plan import together
 from horovod_study.studies.study_file import sweep_of
-from horovod_study.workload.options import StrainConfig
 
 RUNNING = {"status": "running", "totals": {}}
 

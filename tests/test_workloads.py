@@ -16,8 +16,8 @@ from horovod_study.config.run import Cell, Placement, local_cell
 from horovod_study.config.workload import SHARED, Configuration, find_workload
 from horovod_study.errors import ConfigError
 from horovod_study.records import run_table
+from horovod_study.strain.options import STRAIN, StrainConfig
 from horovod_study.studies.study_file import load_study
-from horovod_study.workload.options import STRAIN, StrainConfig
 
 TOY = Path(__file__).parent / "workloads" / "toy.py"
 STUDY = {

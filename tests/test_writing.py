@@ -35,8 +35,8 @@ from horovod_study.report import export
 from horovod_study.report.kit import files as kit_files
 from horovod_study.report.kit import style
 from horovod_study.report.page import html
+from horovod_study.strain import checkpoint, dataset
 from horovod_study.studies import lease
-from horovod_study.workload import checkpoint, dataset
 
 PACKAGE = Path(horovod_study.__file__).parent
 OLD, NEW = "old\n" * 3000, "new\n" * 5000
@@ -57,8 +57,8 @@ WRITING = {
     "report/export.py": "packed into a stream of files.new_file",
     "report/kit/files.py": "figures for LaTeX, into a stream in memory",
     "report/kit/style.py": "into a stream in memory",
-    "workload/checkpoint.py": "into a stream in memory",
-    "workload/dataset.py": "arrays in a hidden folder, which is renamed when it is whole",
+    "strain/checkpoint.py": "into a stream in memory",
+    "strain/dataset.py": "arrays in a hidden folder, which is renamed when it is whole",
 }
 """Modules that open files for writing by themselves -> why."""
 _WRITERS = {

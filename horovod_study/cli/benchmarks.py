@@ -69,7 +69,7 @@ def _loading_arguments(add: Parser) -> None:
 
 def _dataset(options: argparse.Namespace) -> Path:
     """Return the data set that --dataset and --data-seed name; it is made where it is not there."""
-    from horovod_study.workload.dataset import ensure
+    from horovod_study.strain.dataset import ensure
 
     with progress(CURVES) as on_progress:
         return ensure(options.dataset, seed=options.data_seed, threads=available_cores(), on_progress=on_progress)
@@ -81,8 +81,8 @@ def loading(options: argparse.Namespace) -> Result:
     from horovod_study.measure.clock import utc_now
     from horovod_study.programs.loading import compare_loaders, to_text
     from horovod_study.report.kit.files import write_result
-    from horovod_study.workload.dataset import open_dataset
-    from horovod_study.workload.options import StrainConfig
+    from horovod_study.strain.dataset import open_dataset
+    from horovod_study.strain.options import StrainConfig
 
     configs = [StrainConfig(batch=each, **given(options, "device", "threads", "pin_memory")) for each in options.batch]
     opened, how = open_dataset(_dataset(options)), given(options, "rounds", "seconds")

@@ -497,7 +497,7 @@ def model_parallel(options: argparse.Namespace) -> Result:
     from horovod_study.analysis.machine import advice
     from horovod_study.config.documents import load_yaml
     from horovod_study.records import read_run
-    from horovod_study.workload.room import worker_memory
+    from horovod_study.strain.room import worker_memory
 
     source = str(options.model or "")
     model = advice.layered_model(load_yaml(options.model), source=source) if options.model else None

@@ -22,8 +22,8 @@ def _generate_arguments(add: Parser) -> None:
 def generate(options: argparse.Namespace) -> int:
     """Generate a labelled data set."""
     from horovod_study.measure.clock import now
+    from horovod_study.strain import dataset
     from horovod_study.text.progress import say
-    from horovod_study.workload import dataset
 
     size = dataset.parse_size(options.size) or 0
     what = f"--size {options.size}: must be a whole number of curves, for instance 1000000"
@@ -50,7 +50,7 @@ def _check_arguments(add: Parser) -> None:
 
 def check(options: argparse.Namespace) -> Result:
     """Read a whole data set, verify it against its side-car and print its statistical floor."""
-    from horovod_study.workload import dataset
+    from horovod_study.strain import dataset
 
     path = dataset.path_of(options.dataset, seed=options.seed, noise_max_mpa=_noise_max_mpa(options))
     with progress(CURVES) as on_progress:
@@ -76,8 +76,8 @@ def _import_(options: argparse.Namespace) -> Result:
     import numpy as np
 
     from horovod_study.measure.clock import now
+    from horovod_study.strain.curves import NAMES, UNITS, assignments, import_curves, lines, open_curves
     from horovod_study.text.progress import say
-    from horovod_study.workload.curves import NAMES, UNITS, assignments, import_curves, lines, open_curves
 
     began = now()
     columns, units = assignments("--columns", options.columns, NAMES), assignments("--units", options.units, UNITS)

@@ -34,7 +34,7 @@ CODE = ".code"
 ENVIRONMENTS = ".environments"
 PACKAGE = Path(horovod_study.__file__).parent
 
-_FOLDERS = ("comm", "config", "measure", "recording", "records", "runtimes", "text", "workload")
+_FOLDERS = ("comm", "config", "measure", "recording", "records", "runtimes", "text", "strain")
 _MODULES = (
     *("__init__.py", "errors.py", "files.py", "train.py", "cluster/alive.py", "studies/lease.py"),
     *("analysis/costs.py", "analysis/paired.py", "analysis/stats.py"),

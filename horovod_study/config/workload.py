@@ -2,7 +2,7 @@
 
 A cell of a study is a workload with values of its options, a placement, a runtime and a number of the repeat. What is
 planned, launched, judged, compared, tuned and reported is found from the options' roles; nobody asks what is trained.
-The package's own is in workload/options.py; another one is a Python file that holds `WORKLOAD = workload(...)`, and
+The package's own is in strain/options.py; another one is a Python file that holds `WORKLOAD = workload(...)`, and
 that a study names: `workload: mine.py`. Its program is started with the values of a cell as a YAML file and leaves a
 run directory, through `horovod_study.recorder` or through `records`.
 """
@@ -310,7 +310,7 @@ def load_workload(path: Path) -> Workload:
 @cache
 def packaged() -> Workload:
     """Return the package's own workload, that of studies that name none; it is loaded by name, others by their file."""
-    found: Workload = import_module("horovod_study.workload.options").WORKLOAD
+    found: Workload = import_module("horovod_study.strain.options").WORKLOAD
     return found
 
 

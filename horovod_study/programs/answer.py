@@ -22,7 +22,7 @@ from horovod_study.text.progress import say
 
 if TYPE_CHECKING:  # PyTorch is for the ranks
     from horovod_study.comm import Backend, Launch
-    from horovod_study.workload.options import StrainConfig
+    from horovod_study.strain.options import StrainConfig
 
 Told = Callable[[str], None]  # What is called with how far it is
 ANSWER = "answer.json"  # In the folder of the program
@@ -86,7 +86,7 @@ def serve_measurement(
 
     def work(content: Mapping[str, Any], launch: "Launch", on_progress: Told) -> Mapping[str, Any]:
         from horovod_study.comm import open_backend
-        from horovod_study.workload.options import strain_config
+        from horovod_study.strain.options import strain_config
 
         config = strain_config(content["config"], source="bench")
         backend = open_backend(config, launch)

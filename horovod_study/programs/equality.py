@@ -34,12 +34,12 @@ from horovod_study.errors import BackendError
 from horovod_study.measure.clock import LapClock
 from horovod_study.programs.answer import Told, serve
 from horovod_study.runtimes import RUNTIMES
-from horovod_study.workload import dataset as data
-from horovod_study.workload.loaders import open_loader
-from horovod_study.workload.model import StressCNN
-from horovod_study.workload.optimizer import Arithmetic, make_optimizer
-from horovod_study.workload.options import StrainConfig, strain_config
-from horovod_study.workload.trainer import train_step
+from horovod_study.strain import dataset as data
+from horovod_study.strain.loaders import open_loader
+from horovod_study.strain.model import StressCNN
+from horovod_study.strain.optimizer import Arithmetic, make_optimizer
+from horovod_study.strain.options import StrainConfig, strain_config
+from horovod_study.strain.trainer import train_step
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _WATCHED_STEPS = 10  # whose gradients are kept: all would fill the disk in a long proof

@@ -22,15 +22,15 @@ import torch
 from horovod_study.comm import Backend, detect, open_backend
 from horovod_study.errors import ConfigError, nearest
 from horovod_study.measure.clock import DeviceStamps, LapClock, now
+from horovod_study.strain import dataset as data
+from horovod_study.strain.loaders import Batch, Loader, open_loader
+from horovod_study.strain.model import StressCNN
+from horovod_study.strain.optimizer import Arithmetic, accelerate, make_optimizer
+from horovod_study.strain.options import LOADERS, StrainConfig, parse_widths
+from horovod_study.strain.room import keep_freed_memory
+from horovod_study.strain.trainer import train_step
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
-from horovod_study.workload import dataset as data
-from horovod_study.workload.loaders import Batch, Loader, open_loader
-from horovod_study.workload.model import StressCNN
-from horovod_study.workload.optimizer import Arithmetic, accelerate, make_optimizer
-from horovod_study.workload.options import LOADERS, StrainConfig, parse_widths
-from horovod_study.workload.room import keep_freed_memory
-from horovod_study.workload.trainer import train_step
 
 WARMUP_STEPS = 10
 

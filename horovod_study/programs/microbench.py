@@ -32,11 +32,11 @@ from horovod_study.measure.clock import DeviceStamps, now, utc_now
 from horovod_study.programs.answer import Told, serve_measurement
 from horovod_study.programs.loading import LoneStep
 from horovod_study.recording.rank import facts
-from horovod_study.workload import native
-from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
-from horovod_study.workload.model import StressCNN
-from horovod_study.workload.options import StrainConfig, parse_widths
-from horovod_study.workload.room import keep_freed_memory
+from horovod_study.strain import native
+from horovod_study.strain.material import CHANNELS, POINTS, TARGETS
+from horovod_study.strain.model import StressCNN
+from horovod_study.strain.options import StrainConfig, parse_widths
+from horovod_study.strain.room import keep_freed_memory
 
 SIZES = (256, 512, 1024, 2048)  # Edges of the square matrices: from within a core's cache to well beyond it
 IN_REGISTERS = 0  # In the place of a size: what a core can do at most, whatever a library's products reach

@@ -33,12 +33,12 @@ from horovod_study.measure.clock import KernelStamps, LapClock, now, open_clock,
 from horovod_study.measure.recorder import DRAIN_S, DRAIN_STEPS, Recorder
 from horovod_study.programs.answer import ROWS, Told, serve_measurement
 from horovod_study.programs.loading import LoneStep
-from horovod_study.workload import dataset as data
-from horovod_study.workload.graphs import RING, CapturedStep
-from horovod_study.workload.loaders import feed, open_loader, resident
-from horovod_study.workload.options import StrainConfig
-from horovod_study.workload.room import keep_freed_memory
-from horovod_study.workload.trainer import train_step
+from horovod_study.strain import dataset as data
+from horovod_study.strain.graphs import RING, CapturedStep
+from horovod_study.strain.loaders import feed, open_loader, resident
+from horovod_study.strain.options import StrainConfig
+from horovod_study.strain.room import keep_freed_memory
+from horovod_study.strain.trainer import train_step
 
 _LEAD_STEPS = 1  # steps at the begin of each block that are not timed: they follow steps of another way, and a barrier
 

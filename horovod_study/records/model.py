@@ -6,9 +6,9 @@
       epochs.csv             one row per evaluation: losses and errors against epochs, samples and seconds
       bench.json             what the job measured after its timed window, with --measure-sync, --measure-ablation
       system-<host>.arrows   what the sensors of a host read, one row per sample and part, see measure/system.py
-      profile/               what a profiler wrote, per rank, with --profile (workload/probes/profiling.py)
-      timeline.json          Horovod's own timeline of some steps, with --timeline-steps (workload/probes/profiling.py)
-      checkpoints/           the newest two states of the run, see workload/checkpoint.py
+      profile/               what a profiler wrote, per rank, with --profile (strain/profiling.py)
+      timeline.json          Horovod's own timeline of some steps, with --timeline-steps (strain/profiling.py)
+      checkpoints/           the newest two states of the run, see strain/checkpoint.py
       .reserve               while it runs: room for its end on a disk that is full by then
 
 History of the schema number in run.json. A program refuses a number that it does not know:

@@ -270,7 +270,7 @@ def append_turns(directory: Path, slices: Iterable[reader.TurnSlice]) -> None:
 def write_bench(directory: Path, section: str, found: Mapping[str, Any]) -> None:
     """Write what a probe found in this job into bench.json, and keep the other sections there.
 
-    `section`: "synchronisation" or "ablation", as in workload/probes/; a file that cannot be read has none.
+    `section`: "synchronisation" or "ablation", as in strain/; a file that cannot be read has none.
     """
     path = directory / BENCH
     others: dict[str, Any] = {}

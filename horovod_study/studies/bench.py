@@ -51,13 +51,13 @@ from horovod_study.files import write_file, writing
 from horovod_study.programs.answer import ANSWER, ROWS, Told, leave, leaving_together
 from horovod_study.records import RunRecord, read_steps, step_ranks
 from horovod_study.runtimes import RUNTIMES
+from horovod_study.strain import dataset as data
+from horovod_study.strain.options import STRAIN, StrainConfig, lr_factor, scaled_lr, strain_config
 from horovod_study.studies.attempt import TIMED_OUT, Interruption, RankRun, attempt, record_in
 from horovod_study.studies.runner import RunOptions, run_all
 from horovod_study.studies.study_file import StudyCells
 from horovod_study.text.progress import Line, say
 from horovod_study.text.words import plural
-from horovod_study.workload import dataset as data
-from horovod_study.workload.options import STRAIN, StrainConfig, lr_factor, scaled_lr, strain_config
 
 Plain = Mapping[str, Any]  # Plain values by name, as JSON has them
 Names = Sequence[str] | None  # Asked for by name; None: whatever is there

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from horovod_study.workload import material
+from horovod_study.strain import material
 
 
 @dataclass(frozen=True, kw_only=True)

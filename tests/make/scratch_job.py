@@ -11,11 +11,11 @@ from torch import nn
 from horovod_study.comm.base import SerialBackend
 from horovod_study.comm.launch import detect
 from horovod_study.measure.clock import LapClock
-from horovod_study.workload.loaders import Batch
-from horovod_study.workload.optimizer import Arithmetic
-from horovod_study.workload.options import StrainConfig
-from horovod_study.workload.probes.scratch import Scratch
-from horovod_study.workload.trainer import train_step
+from horovod_study.strain.loaders import Batch
+from horovod_study.strain.optimizer import Arithmetic
+from horovod_study.strain.options import StrainConfig
+from horovod_study.strain.scratch import Scratch
+from horovod_study.strain.trainer import train_step
 
 CONFIG = StrainConfig(dataset="400", steps=1, device="cpu")
 

@@ -28,7 +28,7 @@ import numpy as np
 from horovod_study import records
 from horovod_study.config.run import LAPS
 from horovod_study.measure import energy, system
-from horovod_study.workload.options import StrainConfig
+from horovod_study.strain.options import StrainConfig
 from make.rank_rows import rows_of
 
 GRADIENT_BYTES = 613_764

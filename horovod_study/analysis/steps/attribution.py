@@ -11,7 +11,7 @@ ranks leave a synchronisation together. Of the mean synchronisation (over steps 
     unexplained   the rest; it may be negative and stays so
 
 Runs whose arms trained in turns say how the arms differ within rounds (analysis/paired.py); all else is compared by
-launches. docs/explain.md explains all of it; workload/probes/synchronisation.py measures it.
+launches. docs/explain.md explains all of it; strain/synchronisation.py measures it.
 """
 
 import math

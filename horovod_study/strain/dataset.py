@@ -34,9 +34,9 @@ from horovod_study.config.doors import Form, accept
 from horovod_study.config.run import available_cores
 from horovod_study.errors import DataError, first_line
 from horovod_study.files import unfinished, write_file, writing
+from horovod_study.strain import material, room
 from horovod_study.text.numbers import amount
 from horovod_study.text.tables import table_of, to_lines
-from horovod_study.workload import material, room
 
 CURVES, TARGETS, SIDECAR = "curves.npy", "targets.npy", "dataset.json"
 BLOCK_ROWS = 25_000

@@ -30,10 +30,10 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from horovod_study.errors import ConfigError, DataError
-from horovod_study.workload import dataset as data
-from horovod_study.workload import room
-from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
-from horovod_study.workload.options import StrainConfig
+from horovod_study.strain import dataset as data
+from horovod_study.strain import room
+from horovod_study.strain.material import CHANNELS, POINTS, TARGETS
+from horovod_study.strain.options import StrainConfig
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Curves (B, C, L) and targets (B, P), float32, on the device of the loader."""

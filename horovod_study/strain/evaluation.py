@@ -11,11 +11,11 @@ import torch
 
 from horovod_study.comm import Backend
 from horovod_study.config.run import LAPS, RunConfig
+from horovod_study.strain.dataset import Dataset, test_rows
+from horovod_study.strain.model import StressCNN
 from horovod_study.text.progress import Line
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
-from horovod_study.workload.dataset import Dataset, test_rows
-from horovod_study.workload.model import StressCNN
 
 
 def evaluate(model: StressCNN, dataset: Dataset, backend: Backend, device: torch.device) -> dict[str, float]:

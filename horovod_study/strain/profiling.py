@@ -46,9 +46,9 @@ from horovod_study.errors import BackendError, RecordError, StudyError, refuse
 from horovod_study.files import csv_rows, result_folder, write_file, writing
 from horovod_study.measure import ranges
 from horovod_study.measure.clock import now, open_clock, sleep
+from horovod_study.strain.scratch import Scratch
 from horovod_study.text.numbers import amount
 from horovod_study.text.tables import table_of, to_lines
-from horovod_study.workload.probes.scratch import Scratch
 
 SETTLING_STEPS = 5
 """Scratch steps before a profiler begins: what was measured before them has left the caches and the buffers."""

@@ -13,7 +13,7 @@ from typing import Any
 from horovod_study import records
 from horovod_study.cluster import alive
 from horovod_study.errors import BackendError, ConfigError, RecordError
-from horovod_study.workload.options import STRAIN, StrainConfig, strain_config
+from horovod_study.strain.options import STRAIN, StrainConfig, strain_config
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,9 +21,9 @@ from horovod_study.comm.base import Backend, Optimizer
 from horovod_study.config.run import ORDINARY_LAPS
 from horovod_study.errors import BackendError
 from horovod_study.measure.clock import LapClock
-from horovod_study.workload.graphs import CapturedStep
-from horovod_study.workload.loaders import Batch, Loader, feed
-from horovod_study.workload.optimizer import Arithmetic
+from horovod_study.strain.graphs import CapturedStep
+from horovod_study.strain.loaders import Batch, Loader, feed
+from horovod_study.strain.optimizer import Arithmetic
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,8 +35,8 @@ import torch
 
 from horovod_study.errors import ConfigError
 from horovod_study.measure.clock import KernelStamps
-from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
-from horovod_study.workload.model import StressCNN
+from horovod_study.strain.material import CHANNELS, POINTS, TARGETS
+from horovod_study.strain.model import StressCNN
 
 _PRECISIONS = ("fp32", "tf32", "bf16")
 _HELD = "_parameters_and_state_in_one_piece"
@@ -208,7 +208,7 @@ def plan(
     `rule`: the update, None where torch makes it. `merged`: it is in `finish`. `timed`: the times of the step are
     written down.
     """
-    from horovod_study.workload import triton_kernels
+    from horovod_study.strain import triton_kernels
 
     batch, hidden, filters, pooled = sizes.batch, sizes.hidden, sizes.filters, sizes.pooled
     features, padded, widths = filters[1] * pooled[1], _padded_row(hidden), partial_widths(sizes)
@@ -371,7 +371,7 @@ class FusedNetwork:
         self._slots, self.stamps = slots, None
         self._times = times = torch.zeros(2 * slots + 1 + NOTES, dtype=torch.int64, device=device)
         if slots:
-            from horovod_study.workload.triton_kernels import note
+            from horovod_study.strain.triton_kernels import note
 
             self.stamps = KernelStamps(times, slots=slots, note=lambda place: note[(1,)](times, place, num_warps=1))
         self._scale = share * 2 / (batch * TARGETS)

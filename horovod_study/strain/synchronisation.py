@@ -37,7 +37,7 @@ from horovod_study.config.run import LAPS
 from horovod_study.errors import BackendError
 from horovod_study.measure import environment, evidence
 from horovod_study.measure.clock import LapClock, now, open_clock
-from horovod_study.workload.probes.scratch import Scratch
+from horovod_study.strain.scratch import Scratch
 
 REPEATS = 200
 """Steps of each kind that are kept, of a run that has made as many."""

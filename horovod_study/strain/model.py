@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
+from horovod_study.strain.material import CHANNELS, POINTS, TARGETS
 
 WIDTHS = (15, 38, 197)
 INPUT_SCALINGS = {

@@ -35,8 +35,8 @@ import horovod_study
 from horovod_study.config.documents import open_file
 from horovod_study.config.doors import Form, accept
 from horovod_study.errors import DataError, first_line, nearest, refuse
+from horovod_study.strain import dataset, material, room
 from horovod_study.text.words import plural
-from horovod_study.workload import dataset, material, room
 
 NAMES = {
     "strain": "strain, shear strain, eps, epsilon, gamma, e true, e, \u03b5, \u03b3, dehnung, scherung, gleitung",

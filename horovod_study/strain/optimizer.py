@@ -13,9 +13,9 @@ from torch import nn
 
 from horovod_study.comm import Backend
 from horovod_study.errors import ConfigError
-from horovod_study.workload.model import StressCNN
-from horovod_study.workload.native import NativeStep, open_native
-from horovod_study.workload.options import ADAM_EPSILON, StrainConfig, scaled_lr
+from horovod_study.strain.model import StressCNN
+from horovod_study.strain.native import NativeStep, open_native
+from horovod_study.strain.options import ADAM_EPSILON, StrainConfig, scaled_lr
 
 REPLAY_ON_HOST = "HOROVOD_STUDY_REPLAY_ON_HOST"
 

@@ -25,17 +25,15 @@ from horovod_study.measure.environment import affinity
 from horovod_study.measure.recorder import DRAIN_STEPS, Recorder
 from horovod_study.recording.rank import facts
 from horovod_study.recording.session import Session, settle
-from horovod_study.text.progress import say
-from horovod_study.text.words import plural
-from horovod_study.workload import checkpoint
-from horovod_study.workload import dataset as data
-from horovod_study.workload.evaluation import Progress, evaluate, printed
-from horovod_study.workload.graphs import CapturedStep
-from horovod_study.workload.loaders import feed, open_loader, resident
-from horovod_study.workload.material import CHANNELS, POINTS
-from horovod_study.workload.model import StressCNN
-from horovod_study.workload.optimizer import Arithmetic, accelerate, learning_rate, make_optimizer, set_learning_rate
-from horovod_study.workload.options import (
+from horovod_study.strain import checkpoint, profiling, synchronisation
+from horovod_study.strain import dataset as data
+from horovod_study.strain.evaluation import Progress, evaluate, printed
+from horovod_study.strain.graphs import CapturedStep
+from horovod_study.strain.loaders import feed, open_loader, resident
+from horovod_study.strain.material import CHANNELS, POINTS
+from horovod_study.strain.model import StressCNN
+from horovod_study.strain.optimizer import Arithmetic, accelerate, learning_rate, make_optimizer, set_learning_rate
+from horovod_study.strain.options import (
     Budget,
     StrainConfig,
     last_step,
@@ -44,10 +42,11 @@ from horovod_study.workload.options import (
     parse_widths,
     scaled_lr,
 )
-from horovod_study.workload.probes import profiling, synchronisation
-from horovod_study.workload.probes.scratch import Scratch
-from horovod_study.workload.resume import Resumption, notes, require_same_run
-from horovod_study.workload.room import keep_freed_memory
+from horovod_study.strain.resume import Resumption, notes, require_same_run
+from horovod_study.strain.room import keep_freed_memory
+from horovod_study.strain.scratch import Scratch
+from horovod_study.text.progress import say
+from horovod_study.text.words import plural
 
 _STOP_S = 1e300
 """The time of a rank that was asked to stop: no run takes so long."""

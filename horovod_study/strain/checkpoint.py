@@ -30,9 +30,9 @@ from horovod_study.config.doors import Form, conform, wrong
 from horovod_study.errors import ConfigError, RecordError
 from horovod_study.files import result_folder, write_file, writing
 from horovod_study.records import CHECKPOINTS, checkpoint_paths, checkpoint_step
+from horovod_study.strain.model import StressCNN
+from horovod_study.strain.options import parse_widths
 from horovod_study.text.progress import say
-from horovod_study.workload.model import StressCNN
-from horovod_study.workload.options import parse_widths
 
 SCHEMA = 1
 _BEGIN = b"PK\x03\x04"

@@ -23,14 +23,14 @@ from torch import nn
 from horovod_study.comm import Backend
 from horovod_study.errors import BackendError, StudyError
 from horovod_study.measure.clock import KernelStamps, LapClock, now
-from horovod_study.workload.kernels import BlockSizes, FusedNetwork, rule_of
-from horovod_study.workload.loaders import Batch
-from horovod_study.workload.loaders import Resident as Resident
-from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
-from horovod_study.workload.model import StressCNN
-from horovod_study.workload.optimizer import Arithmetic
-from horovod_study.workload.optimizer import replayed_on_host as replayed_on_host
-from horovod_study.workload.options import StrainConfig
+from horovod_study.strain.kernels import BlockSizes, FusedNetwork, rule_of
+from horovod_study.strain.loaders import Batch
+from horovod_study.strain.loaders import Resident as Resident
+from horovod_study.strain.material import CHANNELS, POINTS, TARGETS
+from horovod_study.strain.model import StressCNN
+from horovod_study.strain.optimizer import Arithmetic
+from horovod_study.strain.optimizer import replayed_on_host as replayed_on_host
+from horovod_study.strain.options import StrainConfig
 
 RING = 4096
 """So many steps later the place of a step's loss is written again."""

@@ -12,7 +12,9 @@ trainer         what is trained on a rank, the step and the loop
 graphs          whole steps as CUDA graphs
 kernels         loss and gradients by kernels made for this network; triton_kernels: those in Triton
 native          loss, gradients and update by code made for this network on a CPU (native.cpp)
-probes/         what looks into further steps after the timed window
+synchronisation what a synchronisation is made of, and what a step takes without it, in further steps
+profiling       further steps under a profiler, operations that wait for the device, and Horovod's own timeline
+scratch         steps that leave no trace, after which the model is put back
 evaluation      the error on the test set beside the floor, and what is told of a run
 checkpoint      resumable state on disk
 resume          what a resumed run may change: nothing but its budget

@@ -18,10 +18,10 @@ import torch
 
 from horovod_study.comm import Backend
 from horovod_study.errors import BackendError
+from horovod_study.strain.material import CHANNELS, POINTS, TARGETS
+from horovod_study.strain.model import StressCNN
+from horovod_study.strain.options import StrainConfig
 from horovod_study.text.progress import say
-from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
-from horovod_study.workload.model import StressCNN
-from horovod_study.workload.options import StrainConfig
 
 _INSTRUCTIONS = ("avx512", "avx2")
 """Sets of instructions that `native.cpp` is compiled for, the fastest first."""
