@@ -312,8 +312,8 @@ CELLS, ROWS, RUNS = 10_000, 1_000_000, 1_000
 
 
 def _made(side: Side, program: str, *arguments: object) -> None:
-    """Make runs by what benchmarks/ of this tree has for it."""
-    paths = "".join(f"sys.path.append({str(ROOT / name)!r});" for name in ("benchmarks", "tests"))
+    """Make runs by what benchmarks/ of a side's own tree has for it."""
+    paths = "".join(f"sys.path.append({str(side.tree / name)!r});" for name in ("benchmarks", "tests"))
     side.said(sys.executable, "-c", f"import sys;{paths}{program}", *arguments)
 
 
