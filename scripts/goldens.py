@@ -317,11 +317,15 @@ def scores_by_law(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def by_law(fits: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what each law was fitted with over all series: how many values, their mean, least and largest."""
+    """Return what each law was fitted with over all series: how many values, their mean, least and largest.
+
+    Parameters that the points do not identify run along a ridge until rounding stops them: these are no answer.
+    """
     found: dict[str, dict[str, list[float]]] = {}
     for one in fits:
         for law, fitted in one["laws"].items():
-            values = {**fitted["params"], **{key: fitted[key] for key in ("rmse", "aicc", "loo_error", "knee", "peak")}}
+            values = {key: fitted[key] for key in ("rmse", "aicc", "loo_error", "knee", "peak")}
+            values |= fitted["params"] if fitted["identifiable"] else {}
             values |= {"applies": float(fitted["applies"]), "identifiable": float(fitted["identifiable"])}
             for key, value in values.items():
                 if value is not None:
@@ -338,12 +342,17 @@ def scores(scratch: Path, *options: str) -> dict[str, Any]:
     result = json.loads((scratch / "forecast.json").read_text(encoding="utf-8"))
     groups = {
         group: {
-            kind: {method: one for method, one in found.items() if not method.startswith("Extra-P")}
+            kind: {method: _score(method, one) for method, one in found.items() if not method.startswith("Extra-P")}
             for kind, found in each.items()
         }
         for group, each in result["groups"].items()
     }
     return {**{name: result[name] for name in ("sources", "series", "tasks", "targets")}, "groups": groups}
+
+
+def _score(method: str, one: dict[str, Any]) -> dict[str, Any]:
+    """Return a score without the width of the intervals of one law, which may be one that the points do not identify."""
+    return {name: value for name, value in one.items() if name != "median_width" or method in ("forecast", "selected")}
 
 
 def some_scores(scratch: Path) -> dict[str, Any]:
