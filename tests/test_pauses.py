@@ -1,5 +1,6 @@
 """Pauses: known ones are found with their lap, ranks and rhythm, and noise has none."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,12 @@ from make.properties import examples
 from make.rank_rows import noise, rows_of
 from make.wording import Golden
 
-from horovod_study.analysis.steps.explanation import Pauses, find_pauses
+from horovod_study.analysis.steps.explanation import find_pauses
 from horovod_study.analysis.steps.rank_steps import align
 from horovod_study.records import finite
 
 
-def found(own_s: np.ndarray, **how: Any) -> Pauses:
+def found(own_s: np.ndarray, **how: Any) -> SimpleNamespace:
     return find_pauses(align(rows_of(own_s, **how), workers=own_s.shape[1]))
 
 

@@ -22,6 +22,7 @@ import pandas as pd
 from scipy import ndimage
 
 from horovod_study.analysis import stats
+from horovod_study.analysis.machine import resources
 from horovod_study.analysis.series import culprits
 from horovod_study.analysis.series.points import (
     StudyTurns,
@@ -123,10 +124,6 @@ def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:
 def _system(run: RecordedRun, beside: RunSideFiles) -> tuple[dict[str, Any], list[str]]:
     if not beside.system:
         return {"rows": [], "why_not": beside.why_no_system}, [beside.why_no_system] if beside.damaged_system else []
-    import pandas as pd
-
-    from horovod_study.analysis.machine import resources
-
     found: list[Any] = []
     told: list[str] = []
     steps = pd.DataFrame(dict(run.rows[min(run.rows)]))
@@ -165,28 +162,21 @@ WINDOW, _FEWEST = 101, 50
 MOST = 20  # so many pauses are listed, the longest ones; all are counted
 
 
-class Pauses(SimpleNamespace):
-    """What was found in S steps; its attributes are the keys of its document. Times in s, NaN: unknown.
-
-    steps; why_not: why nothing could be looked for. level_s: median of a step; scatter_s; threshold_s: above the local
-    level, the median of it. total_s, count: of all pauses; share: of the time of all steps. every_steps: None where
-    they are not regular. longest: at most MOST, the longest first, each with its step (in whose lap it is, as in the
-    rows), at_s (begin of the step, see records.step_schema), size_s above the level, steps in a row, the lap that took
-    most of it, the ranks that were paused (the others waited for them), and whether that was everywhere.
-    """
-
-
-def find_pauses(rows: RankSteps) -> Pauses:
-    """Find the pauses of a run, and whether they are regular.
+def find_pauses(rows: RankSteps) -> SimpleNamespace:
+    """Find the pauses of a run, and whether they are regular; times in s, NaN: unknown.
 
     What a step (from the end of one synchronisation to that of the next) exceeds the running median of 101 steps by is
     its excess; the scatter is the median of the positive excesses, scaled to the standard deviation of a normal law. A
     pause exceeds 10 scatters and 10 % of the level. Several in a row are one with the time of all, named after the
     longest.
+
+    Return steps; why_not: why nothing could be looked for; level_s: median of a step; scatter_s; threshold_s: above the
+    local level, the median of it; total_s, count: of all pauses; share: of the time of all steps; every_steps: None
+    where they are not regular; longest: see `_pause`, at most MOST, the longest first.
     """
     total = len(rows.step)
-    found = Pauses(steps=total, why_not="", level_s=math.nan, scatter_s=math.nan, threshold_s=math.nan, total_s=0.0)
-    vars(found).update(share=0.0, count=0, longest=(), every_steps=None)
+    found = SimpleNamespace(steps=total, why_not="", total_s=0.0, share=0.0, count=0, longest=(), every_steps=None)
+    found.level_s = found.scatter_s = found.threshold_s = math.nan
     if total < _FEWEST:
         found.why_not = f"{total} steps are recorded; at least {_FEWEST} are needed"
         return found
@@ -223,8 +213,9 @@ def find_pauses(rows: RankSteps) -> Pauses:
 
 
 def _pause(rows: RankSteps, laps: Mapping[str, Floats], place: int, size_s: float, steps: int) -> SimpleNamespace:
-    """Return the pause whose longest step is at a place: the lap that took most of it, and the ranks that were paused
-    in it rather than waiting for others."""
+    """Return the pause whose longest step is at a place: its step (in whose lap it is, as in the rows), at_s (begin of
+    the step), size_s above the level, steps in a row, the lap that took most of it, the ranks that were paused (the
+    others waited for them), and whether that was everywhere."""
     begin, end = max(0, place - WINDOW // 2), place + WINDOW // 2 + 1
     excess = {lap: values[place] - np.median(values[begin:end], axis=0) for lap, values in laps.items()}  # (R,) each
     told = rows.told_laps() if rows.workers > 1 and rows.sync_s is None else [lap for lap in laps if lap != "sync"]
@@ -300,11 +291,9 @@ def explain(
     largest = set(named.loc[(named["workers"] == most) & (named["workers"] > 1), "run"]) | {about}
     accounts: list[RunAccount] = []
     looked: dict[str, Inspection | str] = {}
-    slower: dict[str, float] = {}
     kept: dict[str, RecordedRun] = {}
     for run in runs:
         accounts.append(account_run(run, views=run.name in largest))
-        slower[run.name] = _slower_updates(run)
         kept[run.name] = replace(run, rows={})  # rows are large
         if run.name in largest and run.workers > 1:
             try:
@@ -334,7 +323,7 @@ def explain(
     point = {f"{name}": value for name, value in _rows_of(points, top.series, top.workers, top.nodes).iloc[0].items()}
     alone: list[Any] = named[(named["workers"] == 1) & (named["model"] == point["model"])].to_dict("records")
     disturbed: list[Any] = named[named["run"].isin(top.unsteady)].to_dict("records")
-    facts = Row(c=top, p=point, slower_s=max(slower[name] for name in top.runs))
+    facts = Row(c=top, p=point)
     facts.base, facts.again = (next((again(row, names) for row in rows), "") for rows in (alone, disturbed))
     facts.base_threads = facts.base and f"OMP_NUM_THREADS={point['rank_threads']:.0f} {facts.base}"
     late_run = next((each.run for each in found.slow if each.series == top.series), top.runs[0])
@@ -517,8 +506,6 @@ data | load data while computing: more processes of the loader (num_workers) | {
 thread | wait less for the loader, which runs in a thread: a DataLoader with num_workers, or a longer queue
 residual | find what is outside all laps, such as making batches: three lines mark its parts (docs/your_script.md)
     | horovod-study explain {run} --part account
-denormal | call torch.set_flush_denormal(True) at the start of the script: the update became several times as long over
-    the run, and forward and backward did not, as where moments of Adam fade into denormal numbers
 beside | find out why workers compute more slowly beside each other: cores, memory or clock rates are shared
     | horovod-study doctor
 communication | communicate less: a larger batch per worker, 16 bits, several batches per update (no_sync of DDP,
@@ -645,7 +632,6 @@ def _sizes(found: Explanation, run: RecordedRun, f: Row) -> dict[str, float | In
     return sizes | {
         "data": over(part("data"), WORTH),
         "thread" if c.loader_thread else "residual": over(part("residual"), UNEXPLAINED),
-        "denormal": not ours and over(f.slower_s, WORTH),  # ours flushes denormal numbers to 0
         "beside": over(beside_s, UNEXPLAINED),
         "communication": not ours and over(cost_s, WORTH),
         "hooks": ours and flat and over(hidden_s, WORTH),
@@ -681,28 +667,6 @@ def _beside(
             notes, line = baseline_command(run, batch=float(run["ref_batch"]), taken=taken)
         what = "record one worker of the same script beside it: that says what more workers add"
         yield Help("; ".join([what, *notes]), "baseline", line)
-
-
-def _slower_updates(run: RecordedRun) -> float:
-    """Return what updates on processors take more than early ones, mean over steps in s, of the rank with most; 0 where
-    they have not become longer, or forward and backward have too.
-
-    Compared are undisturbed steps: the 10 % quantiles of the first steps and of each of the last three tenths.
-    """
-    found = [0.0]
-    for columns in run.rows.values() if run.record.effective.get("device") == "cpu" else ():
-        laps = (columns.get(f"{lap}_s", ()) for lap in ("update", "forward", "backward"))
-        update, forward, backward = (np.asarray(lap, dtype=np.float64) for lap in laps)
-        count = len(update)
-        if not len(forward) == len(backward) == count >= 10 * MIN_STEPS or np.isnan(update + backward).any():
-            continue
-        tenths = [slice(10, 60), *(slice(count * tenth // 10, count * (tenth + 1) // 10) for tenth in (7, 8, 9))]
-        computing = np.nan_to_num(forward) + backward  # a forward that is not seen is in backward
-        early_s, *late_s = (float(np.quantile(update[each], 0.1)) for each in tenths)
-        before_s, *after_s = (float(np.quantile(computing[each], 0.1)) for each in tenths)
-        if min(late_s) >= 2 * early_s and min(after_s) <= 1.25 * before_s:
-            found.append(float(np.mean(update)) - early_s)
-    return max(found)
 
 
 def _gain(seconds: float, step_s: float) -> Interval:
