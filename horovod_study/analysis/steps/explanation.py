@@ -19,10 +19,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
-from scipy import ndimage
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.machine import resources
 from horovod_study.analysis.series import culprits
 from horovod_study.analysis.series.points import (
     StudyTurns,
@@ -34,12 +32,11 @@ from horovod_study.analysis.series.points import (
     measured,
     scaling_points,
 )
-from horovod_study.analysis.stats import Floats, Interval
-from horovod_study.analysis.steps.accounting import Accounting, RunAccount, account, account_run
+from horovod_study.analysis.stats import Interval
+from horovod_study.analysis.steps.accounting import Accounting, RunAccount, account, account_run, stalls_of, stalls_over
 from horovod_study.analysis.steps.attribution import BUSY_CORES, INSIDE_BACKWARD, answer_of, over_runs, parts_of
 from horovod_study.analysis.steps.breakdown import BASES, PARTS, UNEXPLAINED
 from horovod_study.analysis.steps.rank_steps import (
-    BEFORE_SYNC,
     CAUSES,
     MIN_STEPS,
     NO_EXCHANGE,
@@ -63,25 +60,24 @@ class Inspection(SimpleNamespace):
     window: first_step, by, excluded (steps recorded before it) and steps (compared). ranks: of each its rank, host,
     steps, means laps_s, step_s, own_s and wait_s (for the last rank), and gap, the greatest distance of the sum of laps
     from the step as a share of it. system: rows of `resources.summary`, or why_not. recorded_beside: kind ->
-    paths. stragglers, pop, pauses and ablation are values of their modules.
+    paths. stragglers, pop, stalls and ablation are values of their modules.
     """
 
 
-def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:
-    """Look at everything that one run recorded, finished or not.
+def side_by_side(run: RecordedRun) -> tuple[RankSteps, dict[str, Any], list[str]]:
+    """Return the steps of a run's ranks from its timed window on, that window (see Inspection), and doubts about it.
 
-    Raises AnalysisError for a run without rows.
+    Of a run with few of them all are taken. Raises AnalysisError for a run without rows.
     """
     if all(np.isnan(np.asarray(rows["step_s"], dtype=np.float64)).all() for rows in run.rows.values()):
         why = "; ".join(f"rank {rank} {text}" for rank, text in list(run.missing.items())[:3])
         none = f"holds no step rows{f' ({why})' if why else ''}; name a run that made steps"
         untimed = "its steps were not timed (--timer-mode off); record it again with --timer-mode light"
         raise AnalysisError(f"{run.directory}: {untimed if run.rows else none}")
-    record, doubts = run.record, []
-    hosts = list(hosts_of(record, range(run.workers)).values())
+    hosts, doubts = list(hosts_of(run.record, range(run.workers)).values()), []
     lay = partial(align, run.rows, workers=run.workers, hosts=hosts, missing=run.missing, name=str(run.directory))
     everything = lay()
-    first, by = timed_from(record)
+    first, by = timed_from(run.record)
 
     def longest() -> int:
         return max(int((np.asarray(rows["step"]) >= first).sum()) for rows in run.rows.values())
@@ -90,10 +86,20 @@ def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:
         doubts.append(f"{longest():,} steps were recorded from step {first:,} on, so that the warm-up is looked at too")
         first, by = int(everything.step[0]), "the first that was recorded"
     rows = lay(from_step=first, fewest=min(MIN_STEPS, longest()))
+    window = {"first_step": first, "by": by, "excluded": int((everything.step < first).sum()), "steps": len(rows.step)}
+    return rows, window, [*doubts, *rows.notes]
+
+
+def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:
+    """Look at everything that one run recorded, finished or not.
+
+    Raises AnalysisError for a run without rows.
+    """
+    rows, window, doubts = side_by_side(run)
+    record = run.record
     if run.state != "done":
         so_far = "these are its rows so far" if run.state == "running" else "its rows end early"
         doubts.insert(0, f"the run is {run.state}{f' ({record.reason})' if record.reason else ''}: {so_far}")
-    doubts += rows.notes
     late, lost = find_stragglers(rows), record.totals.get("rows_lost")
     counts = [int(each or 0) for each in (lost if isinstance(lost, list) else [lost])]
     if any(counts):
@@ -103,27 +109,29 @@ def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:
     beside = beside or RunSideFiles(why_no_system="not looked at")
     found = Inspection(name=run.name, directory=str(run.directory), state=run.state, reason=record.reason)
     found.facts = {**facts(record, "study", "started", "finished"), "workers": run.workers}
-    found.facts |= {"hosts": list(dict.fromkeys(hosts))}
+    found.facts |= {"hosts": list(dict.fromkeys(hosts_of(record, range(run.workers)).values()))}
     for name in ("backend", "transport", "reduction", "batch", "device", "precision", "launcher"):
         found.facts[name] = record.effective.get(name, record.requested.get(name))
     timer = record.effective.get("timer_mode")
     timer = timer.get("value") if isinstance(timer, Mapping) else record.requested.get("timer_mode")
     found.facts |= {"timer_mode": timer, **{name: record.totals.get(name) for name in ("samples_per_s", "window_s")}}
-    excluded = int((everything.step < first).sum())
-    found.window = {"first_step": first, "by": by, "excluded": excluded, "steps": len(rows.step)}
-    found.rows_lost = None if lost is None else counts
+    found.window, found.rows_lost = window, None if lost is None else counts
     found.ablation, found.why_no_ablation = answer_of(run)
     found.system, system_doubts = _system(run, beside)
     files = {"timeline": [beside.timeline] if beside.timeline else [], "profile": beside.profiles}
     found.recorded_beside = {kind: [str(path) for path in paths] for kind, paths in files.items() if paths}
     found.doubts, found.ranks, found.stragglers = [*doubts, *system_doubts], _ranks(rows, late), late
-    found.pop, found.pauses = waiting(rows)[0] if rows.workers > 1 else None, find_pauses(rows)
+    found.pop, laps = waiting(rows)[0] if rows.workers > 1 else None, [f"{lap}_s" for lap in rows.laps]
+    each = (stalls_of(rows.step_s[:, place], rows.columns(rank), laps) for place, rank in enumerate(rows.ranks))
+    found.stalls = stalls_over([*each])
     return found
 
 
 def _system(run: RecordedRun, beside: RunSideFiles) -> tuple[dict[str, Any], list[str]]:
     if not beside.system:
         return {"rows": [], "why_not": beside.why_no_system}, [beside.why_no_system] if beside.damaged_system else []
+    from horovod_study.analysis.machine import resources  # the page of `explain` needs none of it
+
     found: list[Any] = []
     told: list[str] = []
     steps = pd.DataFrame(dict(run.rows[min(run.rows)]))
@@ -153,85 +161,6 @@ def _ranks(rows: RankSteps, late: Stragglers) -> list[SimpleNamespace]:
         told["step_s"] = float(rows.step_s[:, place].mean())
         told |= {name: getattr(own.get(rank), name, None) for name in ("own_s", "wait_s")}
         found.append(SimpleNamespace(**told))
-    return found
-
-
-# ------------------------------------------------------------------------------------------ steps that took far longer
-
-WINDOW, _FEWEST = 101, 50
-MOST = 20  # so many pauses are listed, the longest ones; all are counted
-
-
-def find_pauses(rows: RankSteps) -> SimpleNamespace:
-    """Find the pauses of a run, and whether they are regular; times in s, NaN: unknown.
-
-    What a step (from the end of one synchronisation to that of the next) exceeds the running median of 101 steps by is
-    its excess; the scatter is the median of the positive excesses, scaled to the standard deviation of a normal law. A
-    pause exceeds 10 scatters and 10 % of the level. Several in a row are one with the time of all, named after the
-    longest.
-
-    Return steps; why_not: why nothing could be looked for; level_s: median of a step; scatter_s; threshold_s: above the
-    local level, the median of it; total_s, count: of all pauses; share: of the time of all steps; every_steps: None
-    where they are not regular; longest: see `_pause`, at most MOST, the longest first.
-    """
-    total = len(rows.step)
-    found = SimpleNamespace(steps=total, why_not="", total_s=0.0, share=0.0, count=0, longest=(), every_steps=None)
-    found.level_s = found.scatter_s = found.threshold_s = math.nan
-    if total < _FEWEST:
-        found.why_not = f"{total} steps are recorded; at least {_FEWEST} are needed"
-        return found
-    # From the end of one synchronisation to the end of the next, (S, R): the update is that of the step before, and
-    # there is none at the first step of a stretch. Where no lap is known, the whole step is called `step`.
-    laps = {lap: rows.laps[lap] for lap in (*BEFORE_SYNC, "sync") if lap in rows.laps}
-    if "residual" not in laps:
-        laps = {"step": rows.step_s}
-    elif "update" in laps:
-        before = np.concatenate([laps["update"][:1], laps["update"][:-1]])
-        laps["update"] = np.where(rows.follows[:, np.newaxis], before, 0.0)
-    length = np.sum(list(laps.values()), axis=0).max(axis=1)  # (S,)
-    level = ndimage.median_filter(length, size=min(WINDOW, total - 1 + total % 2), mode="mirror")
-    excess = length - level
-    above = excess[excess > 0]
-    scatter = stats.normal_deviation(above) if len(above) else 0.0
-    threshold = np.maximum(10.0 * scatter, 0.1 * level)
-    over = excess > threshold
-    number, count = ndimage.label(over)  # of the row of long steps that each step is in
-    each = np.arange(1, count + 1)
-    first = np.flatnonzero(over & ~np.concatenate([[False], over[:-1]]))
-    size_s = np.asarray(ndimage.sum_labels(excess, number, each), dtype=np.float64)
-    peaks, lengths = ndimage.maximum_position(excess, number, each), ndimage.sum_labels(over, number, each)
-    for event in np.argsort(-size_s, kind="stable")[:MOST]:
-        found.longest += (_pause(rows, laps, int(peaks[event][0]), float(size_s[event]), int(lengths[event])),)
-    apart = np.diff(rows.step[first])
-    usual = float(np.median(apart)) if count >= 4 else 0.0
-    if usual >= 10 and (np.abs(apart - usual) <= 1).mean() >= 0.6:  # such a share has one distance
-        found.every_steps = round(usual)
-    found.level_s, found.scatter_s, found.threshold_s = float(np.median(length)), scatter, float(np.median(threshold))
-    found.count, found.total_s = count, float(size_s.sum())
-    found.share = found.total_s / float(length.sum()) if length.sum() > 0 else 0.0
-    return found
-
-
-def _pause(rows: RankSteps, laps: Mapping[str, Floats], place: int, size_s: float, steps: int) -> SimpleNamespace:
-    """Return the pause whose longest step is at a place: its step (in whose lap it is, as in the rows), at_s (begin of
-    the step), size_s above the level, steps in a row, the lap that took most of it, the ranks that were paused (the
-    others waited for them), and whether that was everywhere."""
-    begin, end = max(0, place - WINDOW // 2), place + WINDOW // 2 + 1
-    excess = {lap: values[place] - np.median(values[begin:end], axis=0) for lap, values in laps.items()}  # (R,) each
-    told = rows.told_laps() if rows.workers > 1 and rows.sync_s is None else [lap for lap in laps if lap != "sync"]
-    own = {lap: value for lap, value in excess.items() if lap in told}
-    whole = np.sum(list(excess.values()), axis=0)  # (R,)
-    mine = np.sum(list(own.values()), axis=0) if own else np.zeros_like(whole)
-    paused = np.flatnonzero(mine > 0.5 * float(whole.max()))
-    if len(paused):
-        lap = max(own, key=lambda each: float(own[each][paused].mean()))
-    else:  # nobody was late: the synchronisation itself took long, or what holds it
-        paused = np.arange(len(rows.ranks))
-        lap = max([each for each in excess if each not in own] or own, key=lambda each: float(excess[each].mean()))
-    step = int(rows.step[place]) - int(lap == "update")  # which is in the row of the step before
-    at_s = float(rows.columns(rows.ranks[0])("begin_s")[place]) if "begin_s" in rows.known else None
-    found = SimpleNamespace(step=step, at_s=at_s, size_s=size_s, steps=steps, lap=lap)
-    found.ranks, found.everywhere = tuple(rows.ranks[each] for each in paused), len(paused) == len(rows.ranks)
     return found
 
 
@@ -290,14 +219,14 @@ def explain(
     most = named.groupby("series")["workers"].transform("max")
     largest = set(named.loc[(named["workers"] == most) & (named["workers"] > 1), "run"]) | {about}
     accounts: list[RunAccount] = []
-    looked: dict[str, Inspection | str] = {}
+    looked: dict[str, Stragglers | str] = {}
     kept: dict[str, RecordedRun] = {}
     for run in runs:
         accounts.append(account_run(run, views=run.name in largest))
         kept[run.name] = replace(run, rows={})  # rows are large
         if run.name in largest and run.workers > 1:
             try:
-                looked[run.name] = inspect(run)
+                looked[run.name] = find_stragglers(side_by_side(run)[0])
             except AnalysisError as error:
                 looked[run.name] = str(error).partition(": ")[2]
     accounting = account(table, accounts)
@@ -313,11 +242,11 @@ def explain(
     found = Explanation(names=tuple(run.run for run in told), steps=min(steps), steps_most=max(steps), cells=own)
     found.states = dict(sorted(Counter(run.state for run in told).items()))
     found.hosts = tuple(dict.fromkeys(rank.host for run in told for rank in run.ranks if rank.host))
-    seen = [(cell, [looked[run] for run in cell.runs if run in looked]) for cell in found.last]
+    seen = [(cell, {run: looked[run] for run in cell.runs if run in looked}) for cell in found.last]
     found.slow = tuple(_slow(cell, each) for cell, each in seen if each)
     about_series = {cell.series for cell in own}
     found.growth, found.why_no_growth = _growth(accounting.cells, [c for c in cells if c.series in about_series])
-    doubts = [*efficiency_doubts(places), *_doubts(accounting, looked.values(), kept.values())]
+    doubts = [*efficiency_doubts(places), *_doubts(accounting, looked, kept.values())]
     found.doubts = tuple(dict.fromkeys(doubts))
     names, top = [*taken, *(str(each) for each in named["run"])], found.top
     point = {f"{name}": value for name, value in _rows_of(points, top.series, top.workers, top.nodes).iloc[0].items()}
@@ -413,18 +342,18 @@ def _rows_of(table: pd.DataFrame, series: str, workers: int, nodes: float) -> pd
     return table[(table["series"] == series) & (table["workers"] == workers) & same]
 
 
-def _slow(cell: Row, looked: Sequence[Inspection | str]) -> Row:
+def _slow(cell: Row, looked: Mapping[str, Stragglers | str]) -> Row:
     """Return who is slow in the runs of one cell, one or more; in repeats the same rank is counted.
 
     `run` is that which is told of: the one with the latest rank, else one with a rank that is longer in a lap.
     """
-    told = {each.name: each.stragglers for each in looked if isinstance(each, Inspection)}
-    seen = {name: late for name, late in told.items() if late.verdict != "unknown"}
+    seen = {name: late for name, late in looked.items() if isinstance(late, Stragglers) and late.verdict != "unknown"}
     run, late, why_not = cell.runs[0], Stragglers(verdict="unknown", period_s=cell.step_s), ""
     if cell.why_not == NO_EXCHANGE:
         why_not = NO_EXCHANGE
     elif not seen:
-        why_not = looked[0] if isinstance(looked[0], str) else looked[0].stragglers.why_not
+        first = next(iter(looked.values()))
+        why_not = first if isinstance(first, str) else first.why_not
     else:
         run = max(seen, key=lambda each: (bool(seen[each].slow), seen[each].delay_s, bool(seen[each].balanced)))
         late = seen[run]
@@ -468,7 +397,7 @@ def _growth(table: pd.DataFrame, cells: Sequence[Row]) -> tuple[tuple[Row, ...],
 
 
 def _doubts(
-    accounting: Accounting, looked: Iterable[Inspection | str], records: Iterable[RecordedRun]
+    accounting: Accounting, looked: Mapping[str, Stragglers | str], records: Iterable[RecordedRun]
 ) -> Iterator[str]:
     """Yield what a reader must know, each once, without what culprits.APART says."""
     for doubt in accounting.doubts:
@@ -477,7 +406,8 @@ def _doubts(
             yield doubt
         elif found:
             yield f"{head.partition(': ')[0]}: {found}{rest}"
-    yield from (f"{e.name}: {note}" for e in looked if isinstance(e, Inspection) for note in e.stragglers.notes)
+    for name, late in looked.items():
+        yield from (f"{name}: {note}" for note in late.notes) if isinstance(late, Stragglers) else ()
     seen = {run.run: run.seen.other_cores for run in accounting.runs if run.seen is not None}
     began = {run.name: run.record.effective.get("other_programs_cores") or {} for run in records}
     used = [seen.get(run, max(filter(None, cores.values()), default=0.0)) for run, cores in began.items()]
@@ -592,11 +522,10 @@ def _sizes(found: Explanation, run: RecordedRun, f: Row) -> dict[str, float | In
         who = f"rank {late[0].rank}" if len(late) == 1 else f"{len(late)} ranks"
         f.late, f.to_try = who + (f" on {late[0].host}" if late[0].host else ""), _TRY.get(late[0].cause, _COMPUTES)
     if c.stalls is not None:
-        lap = {"sync": "while all ranks wait", "several": "in several laps"} | CAUSES
-        many = f"{c.stalls.count:,} of {plural(c.stalls.of, 'step', ',')}"
-        f.stalls = f"{many} for up to {milliseconds(c.stalls.longest_s)} ms {lap.get(c.stalls.lap, '')}"
         opens = c.stalls.opening and c.stalls.lap == "data"
-        f.stalls += "; they open epochs: keep the loader's processes (persistent_workers)" * opens
+        f.stalls = (
+            stall_words(c.stalls) + "; they open epochs: keep the loader's processes (persistent_workers)" * opens
+        )
 
     def part(lap: str) -> float:  # what neither late ranks nor stalls explain, which are told of them
         late_s: float = sum(each.cause_s for each in late if each.cause == lap) / c.workers
@@ -639,6 +568,13 @@ def _sizes(found: Explanation, run: RecordedRun, f: Row) -> dict[str, float | In
         "ablation": ours and c.workers > 1 and math.isnan(cost_s) and run.state == "done",
         "synchronisation": here and run.synchronisation is None and bool(over(cost_s, WORTH)),
     }
+
+
+def stall_words(stalls: SimpleNamespace) -> str:
+    """Return how many steps stalled, for how long and where, of `accounting.stalls_of`."""
+    lap = {"sync": "while all ranks wait", "several": "in several laps"} | CAUSES
+    many = f"{stalls.count:,} of {plural(stalls.of, 'step', ',')}"
+    return f"{many} for up to {milliseconds(stalls.longest_s)} ms {lap[stalls.lap]}"
 
 
 def _beside(
