@@ -114,10 +114,8 @@ def measured_network(content: Mapping[str, Any], *, source: str, way: str | None
     try:
         return _measured_network(content, source, way, size)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise AnalysisError(
-            f"{source}: is damaged or no result of `horovod-study bench` ({type(error).__name__}: {error}); "
-            "measure again"
-        ) from None
+        what = f"is damaged or no result of `horovod-study bench` ({type(error).__name__}: {error})"
+        raise AnalysisError(f"{source}: {what}; measure again") from None
 
 
 def _measured_network(content: Mapping[str, Any], source: str, way: str | None, size: float | None) -> Measured:
@@ -427,32 +425,16 @@ def _runtime(
 def largest_of_each_kind(
     benches: Sequence[tuple[dict[str, Any], str]],
 ) -> tuple[list[tuple[dict[str, Any], str]], list[str]]:
-    """Return the file with most workers on one node and that with most across nodes, and what the others say.
-
-    Constants hold best near the workers they were measured with. What is set aside is compared with them: its measured
-    times over those of the alpha-beta model (costs.py) with the constants kept, at the largest size of both.
-    """
+    """Return the file with most workers on one node and that with most across nodes, and which others are set aside:
+    constants hold best near the workers they were measured with."""
     kept: dict[bool, tuple[dict[str, Any], str]] = {}
     for each in sorted(benches, key=lambda each: each[0].get("workers", 0)):
         kept[_spans(each[0])] = each
     doubts = []
     for content, source in benches:
         best, name = kept[_spans(content)]
-        if content is best:
-            continue
-        n, m, compared = content["workers"], best["workers"], ""
-        way = next((way for way in best.get("fits") or {} if way in (content.get("fits") or ())), "")
-        own, theirs = (
-            {row["bytes"]: row["seconds_median"] for row in all_reduces(each["points"], way)}
-            for each in (content, best)
-        )
-        if size := max(own.keys() & theirs.keys(), default=0):
-            # As in simulation: bytes from the time at this size, latency by the rounds.
-            alpha_s = min(best["fits"][way]["alpha_s"], theirs[size])
-            bytes_s = (theirs[size] - alpha_s) * moved_share(n) / moved_share(m)
-            ratio = own[size] / (alpha_s * rounds(n) / rounds(m) + bytes_s)
-            compared = f": of {size:,} bytes they took {ratio:.2f} of what the constants kept say"
-        doubts.append(f"{source}: {n} workers, set aside for the {m} of {name}{compared}")
+        if content is not best:
+            doubts.append(f"{source}: {content['workers']} workers, set aside for the {best['workers']} of {name}")
     return [each for each in benches if each[0] is kept[_spans(each[0])][0]], doubts
 
 

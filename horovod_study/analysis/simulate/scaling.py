@@ -622,24 +622,6 @@ class Scenario:
     doubts: tuple[str, ...] = ()  # about the constants, where they were found
     sources: Mapping[str, str] = field(default_factory=dict)  # where they come from: constant -> in words
 
-    def __post_init__(self) -> None:
-        compute, runtime, switches = self.compute, self.runtime, sum(level.latency_s for level in self.network.levels)
-        for what, value, low, high in (  # products of what files and options say; beyond, theirs are no numbers
-            ("samples per worker", self.batch, 1, 1e12),
-            ("bytes of gradients", self.gradient_bytes, 1e-12, 1e24),
-            ("number of buckets", self.buckets, 1, 1e4),
-            ("seconds of computing", compute.mean_s, 1e-18, 1e18),
-            ("scatter of computing over its mean", compute.cv, 0, 1e18),
-            ("time of a slow node over that of others", self.slow_node, 1, 1e18),
-            ("overhead of the runtime, s,", runtime.overhead_s, 0, 1e18),
-            ("cycle, s,", runtime.cycle_s, 0, 3600),
-            ("latency of switches, s,", switches, 0, 1e18),
-            ("workers per node", self.network.workers_per_node, 1, MAX_WORKERS),
-            ("servers", self.network.servers, 1, MAX_WORKERS),
-        ):
-            if not low <= value <= high:
-                raise ConfigError(f"simulate: {what} is {value:,}; allowed: {low:,} to {high:,.0f}")
-
     def longer(self, workers_on_node: int) -> float:
         """Return computing beside so many workers of a node / computing as `compute` was measured.
 
@@ -693,6 +675,8 @@ def simulate(
         for n in counts:  # from the constants as they are
             parts, steps = _steps(scenario, n, total, fine, scenario.network, scenario.runtime)
             step_s = float(steps.mean())
+            if not 0 < step_s < math.inf:  # products of what files and options say
+                raise ConfigError(f"simulate: {name}: a step of {step_s:g} s follows from its constants; change them")
             rate = (n * scenario.batch if weak else total) / step_s
             row: dict[str, Any] = {"workers": n, "nodes": scenario.network.nodes(n)}
             row |= {"batch": scenario.local_batch(n, total), "speedup": rate / alone_rate, "samples_per_s": rate}
@@ -880,7 +864,7 @@ def _overhead(scenario: Scenario, factor: float) -> Scenario:
 
 
 def _batch(scenario: Scenario, value: float) -> Scenario:
-    batch = round(scenario.batch * value) if isinstance(value, float) else value
+    batch = max(1, round(scenario.batch * value)) if isinstance(value, float) else value
     changed, times, doubts = replace(scenario, batch=batch), scenario.batch_factor(batch), scenario.doubts
     if not scenario.batch_measured and batch != scenario.batch:
         doubt = f"batch {batch}: computing is taken as proportional to the batch (known for {scenario.batch}); "
