@@ -864,7 +864,9 @@ def _overhead(scenario: Scenario, factor: float) -> Scenario:
 
 
 def _batch(scenario: Scenario, value: float) -> Scenario:
-    batch = max(1, round(scenario.batch * value)) if isinstance(value, float) else value
+    batch = round(scenario.batch * value) if isinstance(value, float) else value
+    if batch < 1:
+        raise ConfigError(f"simulate: {value:g} times a batch of {scenario.batch} is less than one sample")
     changed, times, doubts = replace(scenario, batch=batch), scenario.batch_factor(batch), scenario.doubts
     if not scenario.batch_measured and batch != scenario.batch:
         doubt = f"batch {batch}: computing is taken as proportional to the batch (known for {scenario.batch}); "
