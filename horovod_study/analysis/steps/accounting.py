@@ -33,7 +33,7 @@ from horovod_study.analysis.steps.attribution import NO_LAPS, answer_of, decompo
 from horovod_study.analysis.steps.breakdown import BASES, PARTS, UNEXPLAINED, folded, split
 from horovod_study.analysis.steps.rank_steps import align, rank_words, waiting, where
 from horovod_study.config.doors import Number, accept
-from horovod_study.errors import AnalysisError, ConfigError, RecordError
+from horovod_study.errors import AnalysisError, ConfigError, RecordError, refuse
 from horovod_study.records import RecordedRun, finite, rows_lost, run_turns, timed_from
 
 Places = NDArray[np.int64]
@@ -224,8 +224,8 @@ class RunAccount(SimpleNamespace):
     sum of its parts) and gap_step, open_steps (those off by more than CLOSES_S), partial_laps (laps that some steps
     lack -> how many), stalls; open_rank: the one with the largest gap that does not close. left_out: what its blocks
     without communication say. pop, skew_s: what waiting costs. outside, stalls: see `outside_of` and `stalls_of`.
-    epoch_steps, epoch_samples: of a whole epoch on the first rank, on all ranks. taken: its synchronisation decomposed.
-    seen: the Observation of it, with why_not_seen; profile: its course over the window; both where they were asked for.
+    epoch_steps, epoch_samples: of a whole epoch on the first rank, on all ranks. taken: its synchronisation decomposed,
+    with why_not_taken; profile: its course over the window; both where they were asked for.
     """
 
     DOCUMENT = (
@@ -234,11 +234,11 @@ class RunAccount(SimpleNamespace):
     )
 
 
-def account_run(run: RecordedRun, *, views: bool = False, profile: bool = False) -> RunAccount:
+def account_run(run: RecordedRun, *, take: bool = False, profile: bool = False) -> RunAccount:
     """Account for the steps of one run as far as they were recorded; nothing that a run lacks is an error.
 
-    With `views`, what its synchronisation is decomposed from is there too, as long as the run; with `profile`, its
-    course over the timed window.
+    With `take`, its synchronisation is decomposed even where only its steps say something of it; with `profile`, its
+    course over the timed window is there.
     """
     course = Course() if profile else None
     ranks, values = [], []
@@ -283,16 +283,13 @@ def account_run(run: RecordedRun, *, views: bool = False, profile: bool = False)
     found.pop, found.skew_s = None, math.nan
     if run.workers > 1 and len(ranks) == run.workers and not found.incomplete and not found.why_not:
         found.pop, found.skew_s = waiting(align(run.rows, workers=run.workers, from_step=run.first_step))
-    viewed, found.why_not_seen, measured = None, "", run.synchronisation is not None  # and worth its arrays
-    if (views or measured) and run.workers == 1:
-        found.why_not_seen = "one worker synchronises with nobody"
-    elif views or measured:
+    found.taken, found.why_not_taken = None, ""
+    if take or run.synchronisation is not None:
         try:
-            viewed = observe_run(run)
+            refuse(run.name, (run.workers == 1, "one worker synchronises with nobody"), error=AnalysisError)
+            found.taken = decompose_observation(observe_run(run))
         except (AnalysisError, RecordError) as error:
-            found.why_not_seen = str(error).partition(": ")[2]
-    found.seen = viewed if views else None  # arrays as long as the run
-    found.taken = decompose_observation(viewed) if viewed is not None and measured else None
+            found.why_not_taken = str(error).partition(": ")[2]
     found.excluded_by, found.left_out = timed_from(run.record)[1], answer_of(run)[0]
     found.notes = tuple(_notes(run, ranks, ends, incomplete=found.incomplete))
     found.open_rank = max((rank for rank in ranks if rank.open_steps), key=lambda rank: rank.gap_s, default=None)
@@ -311,8 +308,7 @@ def account_runs(
     on_progress: Callable[[int], None] | None = None,
     beside: Callable[[RecordedRun], None] | None = None,
 ) -> list[RunAccount]:
-    """Return `account_run` of each run without its views but with its profile, in their order, up to `threads` of them
-    at a time.
+    """Return `account_run` of each run with its profile, in their order, up to `threads` of them at a time.
 
     NumPy and Arrow compute side by side in threads, and what comes out does not depend on their number. `on_progress`
     is called with how many runs are done; `beside` with each run, in its thread, for what else reads the same rows.

@@ -409,14 +409,13 @@ ROWS = ("step", "sync", "floor", "skew", "pack", "rest", "runtime", "unexplained
 
 
 def decompose_observation(seen: Observation) -> SimpleNamespace:
-    """Return what one run says without its arrays: arm, parts (those of ROWS that are known, with the intervals that
-    its own steps give them), and why_not, why some are missing."""
-    parts = parts_of(seen)
-    return SimpleNamespace(
-        arm=seen.arm,
-        parts={name: over_runs([parts[name]]) for name in ROWS if name in parts},
-        why_not=seen.why_no_sync if seen.sync_s is None else seen.why_not_through,
-    )
+    """Return what one run says without its arrays: arm, other_cores, parts (those of ROWS, and exposed, that are known,
+    with the intervals that its own steps give them), hidden, why the synchronisation is not seen, and why_not, why some
+    parts are missing."""
+    parts, hidden = parts_of(seen), seen.why_no_sync if seen.sync_s is None else ""
+    known = {name: over_runs([parts[name]]) for name in (*ROWS, "exposed") if name in parts}
+    about = {"arm": seen.arm, "other_cores": seen.other_cores, "hidden": hidden}
+    return SimpleNamespace(**about, parts=known, why_not=hidden or seen.why_not_through)
 
 
 def arm_rows(runs: pd.DataFrame, taken: Mapping[str, SimpleNamespace]) -> pd.DataFrame:

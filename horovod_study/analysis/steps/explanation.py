@@ -34,7 +34,7 @@ from horovod_study.analysis.series.points import (
 )
 from horovod_study.analysis.stats import Interval
 from horovod_study.analysis.steps.accounting import Accounting, RunAccount, account, account_run, stalls_of, stalls_over
-from horovod_study.analysis.steps.attribution import BUSY_CORES, INSIDE_BACKWARD, answer_of, over_runs, parts_of
+from horovod_study.analysis.steps.attribution import BUSY_CORES, INSIDE_BACKWARD, answer_of
 from horovod_study.analysis.steps.breakdown import BASES, PARTS, UNEXPLAINED
 from horovod_study.analysis.steps.rank_steps import (
     CAUSES,
@@ -222,7 +222,7 @@ def explain(
     looked: dict[str, Stragglers | str] = {}
     kept: dict[str, RecordedRun] = {}
     for run in runs:
-        accounts.append(account_run(run, views=run.name in largest))
+        accounts.append(account_run(run, take=run.name in largest))
         kept[run.name] = replace(run, rows={})  # rows are large
         if run.name in largest and run.workers > 1:
             try:
@@ -324,12 +324,11 @@ def _communication(cell: Row, runs: Sequence[RunAccount]) -> dict[str, Any]:
     shared = cell.parts_s["sync"] or (cell.calls or {}).get("per_step")  # gradients or a metric
     if cell.workers == 1 or (cell.apart in ("processes", "none") and not shared):
         return {**found, "why_not": NO_EXCHANGE if cell.apart else "one worker communicates with nobody"}
-    parts = [parts_of(run.seen, seed=1 + place) for place, run in enumerate(runs) if run.seen is not None]
+    taken = [run.taken for run in runs if run.taken is not None]
     for name, part in (("exposed_s", "exposed"), ("waiting_s", "skew")):
-        if parts and all(part in each for each in parts):
-            found[name] = over_runs([each[part] for each in parts])
-    told = [run.why_not_seen for run in runs if run.why_not_seen]
-    told += [run.seen.why_no_sync for run in runs if run.seen is not None and run.seen.sync_s is None]
+        if taken and all(part in each.parts for each in taken):
+            found[name] = stats.together([each.parts[part] for each in taken])
+    told = [each for each in (*(run.why_not_taken for run in runs), *(each.hidden for each in taken)) if each]
     known = found["exposed_s"] is not None or found["waiting_s"] is not None
     if left_out := [run.left_out.ablation_s for run in runs if run.left_out is not None]:
         found["left_out_s"] = stats.together(left_out)
@@ -408,7 +407,7 @@ def _doubts(
             yield f"{head.partition(': ')[0]}: {found}{rest}"
     for name, late in looked.items():
         yield from (f"{name}: {note}" for note in late.notes) if isinstance(late, Stragglers) else ()
-    seen = {run.run: run.seen.other_cores for run in accounting.runs if run.seen is not None}
+    seen = {run.run: run.taken.other_cores for run in accounting.runs if run.taken is not None}
     began = {run.name: run.record.effective.get("other_programs_cores") or {} for run in records}
     used = [seen.get(run, max(filter(None, cores.values()), default=0.0)) for run, cores in began.items()]
     if busy := [cores for cores in used if cores >= BUSY_CORES]:
