@@ -548,7 +548,12 @@ def knee(batch: ArrayLike, step_s: ArrayLike, *, workers: float = 1.0, seed: int
     at_most = high if not identified and value < largest and math.isfinite(high) else math.nan
     at_least = low if not identified and value > smallest and low > 0 else math.nan
     if not identified:
-        doubts.insert(0, f"not identifiable: {_why_not(value, low, high, smallest, largest)}")
+        why = "its interval is as wide as the batches measured; add repeats or batches further apart"
+        if not smallest <= value <= largest:
+            side, end = ("below", smallest) if value < smallest else ("above", largest)
+            where = f"at {value:.3g}, {side} the batches measured (interval {low:.3g} to {high:.3g})"
+            why = f"its estimate is {where}; add batches {side} {end:g}, or repeats"
+        doubts.insert(0, f"not identifiable: {why}")
     most = [workers / each if each > 0 else math.nan for each in (per_sample[0], per_sample[2], per_sample[1])]
     known = (value, low, high) if identified else [math.nan] * 3
     row: dict[str, Any] = {"form": form, "identified": identified, "knee_at_most": at_most, "knee_at_least": at_least}
@@ -711,22 +716,6 @@ def batch_sizes(runs: pd.DataFrame, *, seed: int = 0) -> SimpleNamespace:
         knees=pd.DataFrame(found, columns=list(KNEE_COLUMNS)).astype({"workers": "int64", "batches": "int64"}),
         curves=pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(BATCH_CURVE_COLUMNS)),
     )
-
-
-def _why_not(value: float, low: float, high: float, smallest: float, largest: float) -> str:
-    """Return why there is no knee among the batches measured, in words."""
-    if value < smallest < high:
-        side, reached, words, end = "below", "up", f"{high:.3g}", smallest
-    elif low < largest < value:
-        side, reached, words, end = "above", "down", f"{low:.3g}", largest
-    elif value < smallest:
-        return f"every batch measured is above the knee; add batches below {smallest:g}"
-    elif value > largest:
-        return f"every batch measured is below the knee; add batches above {largest:g}"
-    else:
-        return "its interval is as wide as the batches measured; add repeats or batches further apart"
-    where = f"its estimate is {side} the batches measured, its interval reaches {reached} to {words}"
-    return f"{where}; add batches {side} {end:g}, or repeats"
 
 
 _TIMED_ALIKE = ("partition", "precision", "model", *CHOICES)
