@@ -484,21 +484,20 @@ def answer(found: Mapping[str, Any]) -> CommunicationCost:
     Statistician 69, 2015) over resamples of whole pairs.
     Raises AnalysisError for fewer than 4 pairs of blocks.
     """
-    workers, pairs = int(found["workers"]), int(found["pairs"])
-    laps: dict[str, Floats | None] = dict.fromkeys((*rank_steps.PARTS, "step"))  # (pairs, 2, workers): normal, silent
-    blocks = found["blocks"]
-    for name in laps:
+    workers, pairs, steps, blocks = int(found["workers"]), int(found["pairs"]), int(found["steps"]), found["blocks"]
+    places = np.asarray(blocks["pair"]), np.asarray(blocks["silent"], dtype=int), np.asarray(blocks["rank"])
+    laps: dict[str, Floats] = {}  # (pairs, 2, workers): normal, silent
+    for name in (*rank_steps.PARTS, "step"):
         if (column := blocks.get(f"{name}_s")) is not None:
-            laps[name] = table = np.full((pairs, 2, workers), np.nan)
-            places = np.asarray(blocks["pair"]), np.asarray(blocks["silent"], dtype=int), np.asarray(blocks["rank"])
-            table[places] = column
-    step = laps["step"]
+            laps[name] = np.full((pairs, 2, workers), np.nan)
+            laps[name][places] = column
+    step = laps.get("step")
     if pairs < MIN_PAIRS or step is None:
         raise AnalysisError(
             f"ablation: {pairs} pair{'s' * (pairs != 1)} of timed blocks say nothing of their spread, at least "
             f"{MIN_PAIRS} are needed; record a run with more steps"
         )
-    sync = None if found["why_no_timer"] else laps["sync"]
+    sync = None if found["why_no_timer"] else laps.get("sync")
 
     # One column per quantity, one row per pair: what is resampled together stays together.
     columns: dict[str, Floats] = {
@@ -506,7 +505,7 @@ def answer(found: Mapping[str, Any]) -> CommunicationCost:
         "silent step": step[:, 1].mean(axis=1),
         "ablation": (step[:, 0] - step[:, 1]).mean(axis=1),
         **{f"rank {rank}": step[:, 0, rank] - step[:, 1, rank] for rank in range(workers)},
-        **{f"lap {name}": (lap[:, 0] - lap[:, 1]).mean(axis=1) for name, lap in laps.items() if lap is not None},
+        **{f"lap {name}": (lap[:, 0] - lap[:, 1]).mean(axis=1) for name, lap in laps.items()},
     }
     if sync is not None:
         columns |= {"timer": sync[:, 0].mean(axis=1), "silent sync": sync[:, 1].mean(axis=1)}
@@ -521,28 +520,25 @@ def answer(found: Mapping[str, Any]) -> CommunicationCost:
     beside = {name: each for name, each in grown.items() if name != "sync" and each is not None}
     moved = [name for name, each in beside.items() if min(sign * each.low, sign * each.high) > 0]
     outside = tuple(sorted(moved, key=lambda name: -sign * beside[name].value))
-    verdict = _NO_TIMER
-    if difference is not None:
-        close = AGREE if difference.width <= cost.value else UNRESOLVED
-        verdict = DIFFER if difference.excludes(0) else close
     why = str(found["why_no_timer"]) or ("" if sync is not None else "the sync lap was not recorded")
     change = f"{_ms(cost.negated())} longer" if cost.value < 0 else f"{_ms(cost)} shorter"
-    laps_told = ", ".join(f"{name} {_ms(beside[name])}" for name in outside)
-    where = f"communication also costs time outside the sync lap ({laps_told or 'no single lap stands out'})"
-    if sign < 0:
-        shorter = f", or it makes other laps shorter ({laps_told})" if laps_told else ""
-        where = f"the sync lap holds more than communication adds to the step{shorter}"
-    sentence = f"without communication a step is {change}"
     if difference is None:
-        sentence += f"; the timer has no answer: {why}"
+        verdict, said = _NO_TIMER, f"; the timer has no answer: {why}"
     else:
-        words = _WORDS[verdict].format(difference=_ms(difference), where=where)
-        sentence += f", the timer says {_ms(estimates['timer'])}: {words}"
-    told = {"workers": workers, "pairs": pairs, "steps": int(found["steps"]), "reduction": str(found["reduction"])}
-    told |= {"verdict": verdict, "sentence": sentence, "why_no_timer": why, "laps_s": grown, "outside": outside}
+        verdict = DIFFER if difference.excludes(0) else AGREE if difference.width <= cost.value else UNRESOLVED
+        laps_told = ", ".join(f"{name} {_ms(beside[name])}" for name in outside)
+        where = f"communication also costs time outside the sync lap ({laps_told or 'no single lap stands out'})"
+        if sign < 0:
+            shorter = f", or it makes other laps shorter ({laps_told})" if laps_told else ""
+            where = f"the sync lap holds more than communication adds to the step{shorter}"
+        said = f", the timer says {_ms(estimates['timer'])}: "
+        said += _WORDS[verdict].format(difference=_ms(difference), where=where)
+    told = {"workers": workers, "pairs": pairs, "steps": steps, "reduction": str(found["reduction"])}
+    told |= {"sentence": f"without communication a step is {change}{said}", "laps_s": grown, "outside": outside}
+    told |= {"verdict": verdict, "why_no_timer": why}
     for name in ("step", "silent step", "ablation", "timer", "difference", "silent sync"):
         told[f"{name.replace(' ', '_')}_s"] = estimates.get(name)
-    others, steps = found.get("other_cores") or 0.0, int(found["steps"])
+    others = found.get("other_cores") or 0.0
     used = f"other programs used {others:.1f} cores of a host while this was measured: a rank that waits leaves its "
     used += "core to them, one that only computes does not, and so the two kinds of steps were not disturbed alike"
     doubts = {
