@@ -626,7 +626,7 @@ def test_every_change_has_an_example_in_the_tests() -> None:
     ("make", "message"),
     [
         (lambda: only(scenario(), 0), "--workers is 0; it must be at least 1"),
-        (lambda: only(scenario(compute=Compute(mean_s=math.inf)), 2), "a step of inf s follows"),
+        (lambda: only(scenario(compute=Compute(mean_s=math.inf)), 2), "computing takes inf s"),
         (lambda: only(scenario()), "no worker count was given"),
         (lambda: only(scenario(scaling="strong"), 2, global_batch=0), "--global-batch is 0"),
         (lambda: Link(alpha_s=-1e-6, bytes_per_s=1.0), "alpha is -1e-06 s"),

@@ -210,24 +210,22 @@ def calibrate(
     for what nobody said, AnalysisError for runs that cannot be read together.
     """
     # Where two things say the same, or nothing says what is needed.
-    ran = runs or beside
-    linked, timed = given.alpha_us is not None, given.compute_ms is not None
-    fixed, nothing = given.compute_fixed_ms, "nothing says what the network does; give --bench bench.json, --network "
-    apart = "--compute-fixed-ms is a part of --compute-ms, which must be given and not be less"
-    scatter = "--compute-cv belongs to --compute-ms; a recorded run has its own scatter"
-    ways = "--way names one of those in --bench; give --bench bench.json, or leave it out"
-    sized = given.gradient_mb is not None or ran or benches
+    linked, timed, fixed = given.alpha_us is not None, given.compute_ms is not None, given.compute_fixed_ms
+    ran, described = runs or beside, linked or network or benches
     refuse(
         "simulate",
         (linked != (given.gb_per_s is not None), "a network has --alpha-us and --gb-per-s; give both"),
         (linked and (network or benches), "--alpha-us says what --bench or --network say too; give one of them"),
-        (not (linked or network or benches), f"{nothing}FILE.yaml, or --alpha-us and --gb-per-s"),
+        (not described, "nothing says what the network does; give --bench, --network, or --alpha-us"),
         (timed and ran, "--compute-ms and recorded runs both say how long a worker computes; give one of them"),
         (not (timed or ran), "nothing says how long a worker computes; give --run RUN_DIR or --compute-ms"),
-        (given.compute_cv is not None and not timed, scatter),
-        (fixed is not None and not fixed <= (given.compute_ms or 0.0), apart),
-        (given.way is not None and not benches, ways),
-        (not sized, "nothing says how many bytes the gradients have; give --gradient-mb"),
+        (given.compute_cv is not None and not timed, "--compute-cv belongs to --compute-ms; a run has its own scatter"),
+        (fixed is not None and not fixed <= (given.compute_ms or 0.0), "--compute-fixed-ms is a part of --compute-ms"),
+        (given.way is not None and not benches, "--way names one of those in --bench; give that too"),
+        (
+            given.gradient_mb is None and not (ran or benches),
+            "nothing says how large gradients are; give --gradient-mb",
+        ),
     )
     notes, first = SimpleNamespace(sources={}, doubts=[]), next(iter((*runs, *beside)), None)
     together, way = next((each for each in runs if each.workers > 1), None), given.way

@@ -671,12 +671,13 @@ def simulate(
         total, weak = global_batch or scenario.batch * min(counts), scenario.scaling == "weak"
         # One worker that is given the whole work of a step: N times the batch when it is fixed, and with it N steps.
         one = scenario.batch if weak else total
-        alone_rate = one / (scenario.compute.mean_s * scenario.longer(1) * scenario.batch_factor(one))
+        alone_s = scenario.compute.mean_s * scenario.longer(1) * scenario.batch_factor(one)
+        if not 0 < alone_s < math.inf:  # a product of what files and options say
+            raise ConfigError(f"simulate: {name}: computing takes {alone_s:g} s by its constants; change them")
+        alone_rate = one / alone_s
         for n in counts:  # from the constants as they are
             parts, steps = _steps(scenario, n, total, fine, scenario.network, scenario.runtime)
             step_s = float(steps.mean())
-            if not 0 < step_s < math.inf:  # products of what files and options say
-                raise ConfigError(f"simulate: {name}: a step of {step_s:g} s follows from its constants; change them")
             rate = (n * scenario.batch if weak else total) / step_s
             row: dict[str, Any] = {"workers": n, "nodes": scenario.network.nodes(n)}
             row |= {"batch": scenario.local_batch(n, total), "speedup": rate / alone_rate, "samples_per_s": rate}
