@@ -164,23 +164,20 @@ def parts_of(seen: Observation, *, seed: int = 1) -> dict[str, Part]:
     Steps are not independent (a slow moment lasts for several), so whole blocks of consecutive steps are drawn. Keys:
     step, ready, and what is known of sync, skew, floor, pack, runtime, least (the runtime where nothing disturbs: the
     10 % quantile of synchronisations through it less the floor), rest, unexplained, exposed (sync less skew),
-    last (the smallest sync of the ranks), steady (skew if each rank always took its mean time), lag 0, lag 1, ...
-    (ready of a rank less the mean rank's), wait 0, wait 1, ... (of a rank for the last one).
+    wait 0, wait 1, ... (of a rank for the last one).
     """
     rng = np.random.default_rng(seed)
-    columns, together = _by_step(seen), seen.together
+    columns = _by_step(seen)
     table = np.stack(list(columns.values()), axis=1)
     draws = _block_means(table, max(10, round(math.sqrt(len(table)))), rng)
     means = np.concatenate([table.mean(axis=0)[np.newaxis], draws])
     found = dict(zip(columns, means.T, strict=True))
-    if together:
-        found["steady"] = np.max([each for name, each in found.items() if name.startswith("lag ")], axis=0)
     if seen.floor_s is not None:
         found["floor"] = _undisturbed(seen.floor_s, seen.block, rng)
     for name, samples in (("pack", seen.pack_s), ("through", seen.through_s)):
         if samples is not None:
             found[name] = np.append(samples.mean(), _block_means(samples[:, np.newaxis], seen.block, rng)[:, 0])
-    if together and (through_s := seen.through_s) is not None and "floor" in found:
+    if seen.together and (through_s := seen.through_s) is not None and "floor" in found:
         found["least"] = _undisturbed(through_s, seen.block, rng) - found["floor"]
     return found | _derived(seen, found)
 
@@ -200,17 +197,15 @@ def _derived(seen: Observation, of: Mapping[str, Floats]) -> dict[str, Floats]:
 def _by_step(seen: Observation) -> dict[str, Floats]:
     """Return what every step says, (S,), by the names of `parts_of`."""
     ready = seen.ready_s
-    mean_ready = ready.mean(axis=1)
     waits = ready.max(axis=1, keepdims=True) - ready  # (S, R)
     step = (
         ready if seen.sync_s is None else ready + seen.sync_s
     )  # from the end of a synchronisation to that of the next
-    columns = {"step": step.mean(axis=1), "ready": mean_ready}
+    columns = {"step": step.mean(axis=1), "ready": ready.mean(axis=1)}
     if seen.together:
         columns |= {f"wait {rank}": waits[:, rank] for rank in range(ready.shape[1])}
-        columns |= {f"lag {rank}": ready[:, rank] - mean_ready for rank in range(ready.shape[1])}
     if seen.sync_s is not None:
-        columns |= {"sync": seen.sync_s.mean(axis=1), "last": seen.sync_s.min(axis=1)}
+        columns["sync"] = seen.sync_s.mean(axis=1)
     return columns
 
 
@@ -243,10 +238,9 @@ class Arm(SimpleNamespace):
 
     backend, transport, reduction, workers, batch, arm, hosts, settings: see Observation; runs: their names. seconds:
     see `parts_of`, as intervals; efficiency: now, without runtime, without skew, without unexplained, at the floor;
-    baseline: what an efficiency of 1 is. why_not: why parts are missing. slow_rank: the one that is later than the
-    others beyond doubt. leave_spread_s: see `leave_spread`. cycle_ms: None where there is none, or where the thread is
-    woken. over_shipped: step over that with shipped settings, within rounds. rounds: of turns that its ratios come
-    from, 0 where they come from whole runs.
+    baseline: what an efficiency of 1 is. why_not: why parts are missing. leave_spread_s: see `leave_spread`. cycle_ms:
+    None where there is none, or where the thread is woken. over_shipped: step over that with shipped settings, within
+    rounds. rounds: of turns that its ratios come from, 0 where they come from whole runs.
     """
 
 
@@ -331,13 +325,9 @@ def _arm(group: Group, base: Group, shipped: Group) -> Arm:
         if (within := _ratio(base, group, now, _CASES[name][1])) is not None:
             efficiency[name], rounds = within, within.n
     why_not = first.why_no_sync if first.sync_s is None else first.why_not_through
-    lag = {rank: parts[f"lag {rank}"] for rank in range(first.workers) if f"lag {rank}" in parts}
-    slowest = max(lag, key=lambda rank: lag[rank].value, default=None)
-    # By twice the distance of the lower end: the latest of several is looked at, and neighbouring steps are alike.
-    certain = slowest is not None and lag[slowest].value > 2 * (lag[slowest].value - lag[slowest].low)
     told: dict[str, Any] = {name: getattr(first, name) for name in (*_SAME, "hosts", "settings")}
     told |= {"seconds": parts, "efficiency": efficiency, "over_shipped": over_shipped, "rounds": rounds}
-    told |= {"why_not": why_not, "slow_rank": slowest if certain else None, "cycle_ms": cycle_s(first.settings) * 1e3}
+    told |= {"why_not": why_not, "cycle_ms": cycle_s(first.settings) * 1e3}
     told |= {"baseline": "one worker alone" if base else "its own step without synchronisation"}
     told["leave_spread_s"] = float(np.mean([leave_spread(seen) for seen, _ in group]))
     return Arm(**told | {"cycle_ms": told["cycle_ms"] or None}, runs=tuple(seen.run for seen, _ in group))

@@ -770,15 +770,6 @@ def _batch_row(cell: pd.DataFrame, alone: Mapping[tuple[str, str], Floats]) -> d
     return row | {"note": "" if serial else hidden_note(cell)}
 
 
-def knee_doubts(table: pd.DataFrame) -> list[str]:
-    """Return what a reader must know of the knees (KNEE_COLUMNS), one sentence per row that has one."""
-    return [
-        f"{row['series']} at {worker_counts([row['workers']])}, batch-size knee: {row['note']}."
-        for row in table.to_dict("records")
-        if row["note"] and row["form"]
-    ]
-
-
 # -------------------------------------------------------------------------------------------- what another node costs
 
 NODE_COLUMNS = (
