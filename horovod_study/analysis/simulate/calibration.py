@@ -338,11 +338,8 @@ def _computing(
     longer = 1.0 if batch == base else fixed + (1 - fixed) * batch / base
     if len(chosen) == 1:
         notes.doubts.append("computing comes from one run: what differs from launch to launch is not in the intervals")
-    if batch != base and line is None:
-        taken = f"computing is taken as proportional to the batch from {base} on"
-        notes.doubts.append(f"--batch {batch} was not run: {taken}; give runs with two batch sizes")
     fields = {"compute": measured(times * longer), "batch": batch, "fixed_share": fixed / longer, "beside": most}
-    fields |= {"crowding": MappingProxyType(crowding), "batch_measured": line is not None}
+    fields |= {"crowding": MappingProxyType(crowding), "batch_measured": line is not None, "batch_known": base}
     if shares := [each.backward_share for each in chosen if each.backward_share is not None]:
         fields["backward_share"] = float(np.mean(shares))
     # Relative standard error of the mean: of runs where there are three, else of blocks of steps.

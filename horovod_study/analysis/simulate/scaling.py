@@ -616,6 +616,7 @@ class Scenario:
     """Workers that compute on one node -> how much longer each takes than alone."""
     fixed_share: float = 0.0  # of computing at `batch` that does not depend on the batch
     batch_measured: bool = False  # whether that share comes from two batch sizes
+    batch_known: int | None = None  # of which computing is known, where that is another batch
     slow_node: float = 1.0  # how much longer the workers of one node compute
     spread: Mapping[str, float | None] = field(default_factory=dict)
     """How well compute, alpha and bandwidth are known: standard deviations of their logarithms; None is not known."""
@@ -768,6 +769,7 @@ def doubts(scenario: Scenario, workers: Sequence[int], *, global_batch: int | No
     most, total, compute = max(workers), global_batch or scenario.batch * min(workers), scenario.compute
     steps, batches = compute.steps or math.inf, {scenario.local_batch(n, total) for n in workers}
     strong, beside = scenario.scaling == "strong", scenario.crowding
+    known = scenario.batch_known or scenario.batch
     on_node, cycle_ms = min(most, scenario.network.workers_per_node), scenario.runtime.cycle_s * 1e3
     found = {
         "computing has no scatter: nobody waits for a slow worker, a lower bound of the step": most > 1
@@ -775,8 +777,8 @@ def doubts(scenario: Scenario, workers: Sequence[int], *, global_batch: int | No
         and compute.cv == 0,
         f"the slowest of {most:,} workers comes from {steps:,} measured steps: what is rarer than that is not in it, a "
         "lower bound of waiting": most > steps,
-        f"computing is taken as proportional to the batch (known for {scenario.batch}, used for {min(batches)} to "
-        f"{max(batches)}): give runs with two batch sizes": batches != {scenario.batch} and not scenario.batch_measured,
+        f"computing is taken as proportional to the batch (known for {known}, used for {min(batches)} to "
+        f"{max(batches)}): give runs with two batch sizes": batches != {known} and not scenario.batch_measured,
         f"beyond {total:,} workers there are fewer samples per step than workers": strong and most > total,
         f"computing is known with {scenario.beside} at a time on a node and is used for {on_node}: give --beside runs "
         "made at the same time": len(beside) == 1 and on_node != scenario.beside,
@@ -868,11 +870,9 @@ def _batch(scenario: Scenario, value: float) -> Scenario:
     batch = round(scenario.batch * value) if isinstance(value, float) else value
     if batch < 1:
         raise ConfigError(f"simulate: {value:g} times a batch of {scenario.batch} is less than one sample")
-    changed, times, doubts = replace(scenario, batch=batch), scenario.batch_factor(batch), scenario.doubts
-    if not scenario.batch_measured and batch != scenario.batch:
-        doubt = f"batch {batch}: computing is taken as proportional to the batch (known for {scenario.batch}); "
-        doubts += (f"{doubt}large batches are quicker per sample: give runs with two batch sizes",)
-    return replace(_computing(changed, times), fixed_share=scenario.fixed_share / times, doubts=doubts)
+    times, known = scenario.batch_factor(batch), scenario.batch_known or scenario.batch
+    changed = replace(scenario, batch=batch, batch_known=known, fixed_share=scenario.fixed_share / times)
+    return _computing(changed, times)
 
 
 def _computing(scenario: Scenario, factor: float) -> Scenario:
