@@ -27,7 +27,7 @@ from horovod_study import __version__
 from horovod_study.analysis.machine import resources
 from horovod_study.analysis.paired import OTHER_LOAD
 from horovod_study.analysis.series.points import ENVIRONMENT, baseline_place, measured, worker_counts
-from horovod_study.analysis.stats import MIN_REPEATS, Floats, binomial_tail
+from horovod_study.analysis.stats import MIN_REPEATS, Floats
 from horovod_study.analysis.steps.accounting import Accounting, open_words
 from horovod_study.analysis.steps.breakdown import TILING
 from horovod_study.analysis.study import Analysis
@@ -46,10 +46,7 @@ _ROWS_TOLERANCE = 1e-9  # totals are sums over rows, and sums may be taken in an
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _CLOCK_S = 1e-6
 _STRETCH_S = 0.01  # the window is longer than its steps by what each of its stretches takes to begin and end
-_WARM_UP_SCALES = (100, 20, 10)
 _WARM_UP_LEVEL = 0.03
-WARM_UP_ALARM = 0.005
-"""At most so many points of steady runs are said to have a warm-up in the window; see `_warm_up`."""
 
 
 def versions() -> dict[str, str]:
@@ -187,8 +184,7 @@ class Recount:
     totals: int = 0  # compared
     rows: int = 0
     sketch: Floats = field(default_factory=lambda: np.empty(0))  # the first timed steps of rank 0, s
-    begins: Mapping[int, tuple[bool, float]] = field(default_factory=dict)
-    """Number of blocks -> whether the first is the slowest, and by which part it is above their median."""
+    slow_begin: float = 0.0  # of rank 0, see `slow_begin`
     not_recounted: tuple[str, ...] = ()  # totals that no kept row tells, or why there are none
 
 
@@ -235,7 +231,7 @@ def recount(run: RecordedRun, beside: RunSideFiles) -> Recount:
         findings=tuple(replace(each, runs=(run.name,)) for each in found),
         totals=len(told),
         rows=sum(rank.rows for rank in ranks),
-        **({"sketch": ranks[0].sketch, "begins": ranks[0].begins} if ranks else {}),
+        **({"sketch": ranks[0].sketch, "slow_begin": ranks[0].slow_begin} if ranks else {}),
         not_recounted=(*sorted(set(totals) - compared), *without),
     )
 
@@ -265,7 +261,7 @@ def _rank(run: RecordedRun, rank: int, beside: RunSideFiles) -> SimpleNamespace:
         losses=losses,
         epochs=dict(zip(*(each.tolist() for each in np.unique(epoch, return_counts=True)), strict=True)),
         sketch=step_s[:256].copy() if known else np.empty(0),
-        begins=_begins(step_s) if known else {},
+        slow_begin=slow_begin(step_s) if known else 0.0,
         clock=clock,
         span=span,
         stretches=stretches,
@@ -308,18 +304,11 @@ def _clock(
     return found, span if np.isfinite(span).all() else None, int(breaks.sum()) + 1
 
 
-def _begins(step_s: Floats) -> dict[int, tuple[bool, float]]:
-    """Return for each number of blocks whether the first block is the slowest, and its level above the middle one."""
-    found = {}
-    for blocks in _WARM_UP_SCALES:
-        length = len(step_s) // blocks
-        if length < 2:
-            continue
-        levels = np.median(step_s[: blocks * length].reshape(blocks, length), axis=1)
-        middle = float(np.median(levels))
-        if middle > 0:
-            found[blocks] = bool(levels[0] > levels[1:].max()), float(levels[0]) / middle - 1
-    return found
+def slow_begin(step_s: Floats) -> float:
+    """Return by which part the mean of the first tenth of the steps is above the median of the tenths, where it is the
+    slowest of them; else 0."""
+    tenths = np.array([each.mean() for each in np.array_split(step_s, 10)]) if len(step_s) >= 20 else np.ones(10)
+    return float(tenths[0] / np.median(tenths)) - 1 if tenths[0] > tenths[1:].max() else 0.0
 
 
 _Told = Iterator[tuple[str, Any, Any, float]]
@@ -583,33 +572,16 @@ def _points(study: Study) -> Iterator[Fault]:
 
 
 def _warm_up(runs: Sequence[Recount], cell: Mapping[str, Any]) -> Iterator[Fault]:
-    """Yield whether in the runs of a point the first steps of the window are the slowest.
+    """Yield whether in all runs of a point the first steps of the window are the slowest.
 
-    In a steady run each of B equal parts of the window is as likely to be the slowest as any other, so that in how many
-    repeats the first one is has a binomial distribution. A point is told when the tail, times the number of scales, is
-    at most WARM_UP_ALARM and the first part is slower than the middle one by _WARM_UP_LEVEL; see docs/report.md.
+    In a steady run each of ten equal parts of the window is as likely to be the slowest as any other: that it is the
+    first one in three runs, the fewest that are told, has a chance of 0.1 %.
     """
-    if (told := _slow_begin([each.begins for each in runs])) is not None:
-        chance, blocks, slow = told
-        level = float(np.median([runs[place].begins[blocks][1] for place in slow]))
-        text = (
-            f"in {len(slow)} of {len(runs)} runs the first {100 / blocks:g} % of the timed steps are the slowest, "
-            f"by {100 * level:.0f} %, which fewer than 1 of {1 / max(chance, 1e-6):,.0f} steady points show"
-        )
-        yield _fault("warm-up-in-window", text, runs=tuple(runs[place].run for place in slow), **cell)
-
-
-def _slow_begin(runs: Sequence[Mapping[int, tuple[bool, float]]]) -> tuple[float, int, list[int]] | None:
-    """Return the chance of what is seen in steady runs, the number of blocks and the places of the runs in which the
-    first one is the slowest; None where that is nothing special. `runs`: what `_begins` returns of each."""
-    found = []
-    for blocks in _WARM_UP_SCALES:
-        slow = [place for place, each in enumerate(runs) if each.get(blocks, (False, 0.0))[0]]
-        chance = len(_WARM_UP_SCALES) * binomial_tail(len(slow), len(runs), 1 / blocks)
-        steep = slow and min(runs[place][blocks][1] for place in slow) >= _WARM_UP_LEVEL
-        if steep and chance <= WARM_UP_ALARM and all(blocks in each for each in runs):
-            found.append((chance, blocks, slow))
-    return min(found, key=lambda each: each[0], default=None)
+    levels = [each.slow_begin for each in runs]
+    if len(runs) >= MIN_REPEATS and min(levels) >= _WARM_UP_LEVEL:
+        share = f"by {100 * np.median(levels):.0f} %, which fewer than 1 of {10 ** len(runs):,} steady points show"
+        text = f"in all {len(runs)} runs the first tenth of the timed steps is the slowest, {share}"
+        yield _fault("warm-up-in-window", text, runs=tuple(each.run for each in runs), **cell)
 
 
 def _holes(study: Study) -> Iterator[Fault]:
