@@ -471,10 +471,8 @@ class Accounting:
                 rows.append({**head, **_row(rank), **own, "why_not": run.why_not})
         table = pd.DataFrame(rows, columns=list(RUN_COLUMNS))
         kinds: dict[Any, Any] = dict.fromkeys(("rank", "last", "worst_step", "worst_rank"), "Int64")
-        shares = ("residual_share", "load_balance", "communication_efficiency", "parallel_efficiency")
-        numbers = (*shares, "outside", "stall", "epoch")
-        kinds |= {name: "float64" for name in RUN_COLUMNS if name.startswith(numbers) or name.endswith("_s")}
-        return table.astype(kinds)
+        others = ("run", "series", "state", "workers", "steps", "excluded", "open_steps", "why_not", *kinds)
+        return table.astype(kinds | {name: "float64" for name in RUN_COLUMNS if name not in others})
 
 
 def _row(each: SimpleNamespace) -> dict[str, Any]:
@@ -555,20 +553,14 @@ def open_words(run: RunAccount) -> str:
 def allowed_share(text: str) -> float:
     """Return the share, 0..1, that `--max-residual` means: per cent, with or without the sign.
 
-    ConfigError for what is not a number from 0 to 100, and for a number below 1 without the sign: nobody knows whether
-    0.05 is a share or per cent.
+    ConfigError for what is not a number from 0 to 100, and for a number below 1 without the sign, which may be either.
     """
+    number, per_cent = text.strip().removesuffix("%"), Annotated[Number, Field(ge=0, le=100)]
     again = "give per cent from 0 to 100, such as 5%"
-    value = accept(
-        Annotated[Number, Field(ge=0, le=100)],
-        text.strip().removesuffix("%"),
-        "explain",
-        name="--max-residual",
-        again=again,
-    )
+    value: float = accept(per_cent, number, "explain", name="--max-residual", again=again)
     if 0 < value < 1 and "%" not in text:
         raise ConfigError(f"--max-residual {text}: may be a share or per cent; write {100 * value:g}% or {value:g}%")
-    return float(value) / 100
+    return value / 100
 
 
 def gate(found: Accounting, allowed: float) -> SimpleNamespace:

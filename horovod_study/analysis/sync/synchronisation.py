@@ -483,11 +483,14 @@ overhead: sync / step of a run. times_faster: the throughput over that of the sm
 lost: 1 - X / (N X of one worker of the same batch), over `lost_base`.
 """
 
+_KNEE_PARTS = (
+    *("knee", "knee_low", "knee_high", "fixed_s", "fixed_low_s", "fixed_high_s"),
+    *("per_sample_s", "per_sample_low_s", "per_sample_high_s", "most_samples_per_s", "most_low", "most_high"),
+)
 KNEE_COLUMNS = (
     *("series", "setting", "partition", "backend", "transport", "workers", "nodes", "batches", "runs", "form"),
-    *("knee", "knee_low", "knee_high", "knee_at_most", "knee_at_least", "identified"),
-    *("fixed_s", "fixed_low_s", "fixed_high_s", "per_sample_s", "per_sample_low_s", "per_sample_high_s"),
-    *("most_samples_per_s", "most_low", "most_high", "batch_for_90_percent", "other_form", "other_knee", "aicc_gain"),
+    *(*_KNEE_PARTS[:3], "knee_at_most", "knee_at_least", "identified", *_KNEE_PARTS[3:]),
+    *("batch_for_90_percent", "other_form", "other_knee", "aicc_gain"),
     *("interval", "note", "reduction", "horovod_defaults"),
 )
 """One row per series, workers and nodes with several batches. aicc_gain: AICc of the other form less that of this."""
@@ -557,13 +560,7 @@ def knee(batch: ArrayLike, step_s: ArrayLike, *, workers: float = 1.0, seed: int
     most = [workers / each if each > 0 else math.nan for each in (per_sample[0], per_sample[2], per_sample[1])]
     known = (value, low, high) if identified else [math.nan] * 3
     row: dict[str, Any] = {"form": form, "identified": identified, "knee_at_most": at_most, "knee_at_least": at_least}
-    for names, triple in (
-        (("knee", "knee_low", "knee_high"), known),
-        (("fixed_s", "fixed_low_s", "fixed_high_s"), fixed),
-        (("per_sample_s", "per_sample_low_s", "per_sample_high_s"), per_sample),
-        (("most_samples_per_s", "most_low", "most_high"), most),
-    ):
-        row |= zip(names, triple, strict=True)
+    row |= zip(_KNEE_PARTS, (*known, *fixed, *per_sample, *most), strict=True)
     row["batch_for_90_percent"] = value * (9.0 if form == SATURATION else 0.9) if identified else math.nan
     row["other_knee"] = knees[other] if math.isfinite(knees[other]) else math.nan
     return row | {"other_form": other, "aicc_gain": gain, "interval": how, "note": "; ".join(doubts)}
