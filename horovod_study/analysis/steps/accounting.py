@@ -50,14 +50,9 @@ LOADS: Mapping[str, tuple[str, str, bool]] = {
 
 SAMPLED = ("at_s", "cpu_percent", "rss_mb", "gpu_percent", "gpu_memory_mb", "power_w")  # columns that a course needs
 
-PROFILE_COLUMNS = (
-    *("run", "part", "first_step", "steps", "begin_s", "end_s"),
-    *("step_s", "step_s_median", "step_s_p90", "sync_s", "sync_s_median"),
-    *LOADS,
-)
-"""One row per run and part of its timed window. `step_s` and `sync_s` are means over steps and ranks; `step_s_median`
-and `step_s_p90` are over steps, the largest of the ranks, `sync_s_median` over steps, the mean of the ranks: as in the
-totals of a run. begin_s and end_s are seconds since the run's first step, on the clock of its first rank."""
+PROFILE_COLUMNS = ("run", "part", "first_step", "steps", "begin_s", "end_s", "step_s", *LOADS)
+"""One row per run and part of its timed window. `step_s`: the mean over steps and ranks; begin_s, end_s: seconds since
+the run's first step, on the clock of its first rank."""
 
 SPEEDUPS = ("speedup_plain", "efficiency_plain", "speedup_wrapped", "efficiency_wrapped")
 _FROM_ACCOUNTS = (*OF_RANKS, "residual_share_mean", "open_steps", "why_not")
@@ -123,7 +118,7 @@ class Course:
     def __init__(self) -> None:
         self._first: Places | None = None  # (P + 1,): the first step of each part, and the one after the last
         self._columns: dict[str, NDArray[Any]] = {}  # of the first rank, (P,)
-        self._ranks: dict[str, list[Floats]] = {}  # column, or column and quantile -> of each rank, (P,)
+        self._step_s: list[list[float]] = []  # of each rank, (P,), its mean step; infinite where it has no step
 
     def add_rank(self, step: NDArray[np.integer], column: Callable[[str], Floats]) -> None:
         """Take a rank of timed steps `step`, (S,); `column` returns another column of these rows, NaN where unknown."""
@@ -136,20 +131,17 @@ class Course:
             ends = {"begin_s": begin_s[places[:-1]], "end_s": begin_s[last] + column("step_s")[order][last]}
             number = np.arange(len(places) - 1)
             self._columns = {"part": number, "first_step": self._first[:-1], "steps": np.diff(places), **ends}
-        places = np.searchsorted(step, self._first)
-        for name, quantiles in (("sync_s", (0.5,)), ("step_s", (0.5, 0.9))):
-            means, levels = by_part(column(name)[order], places, quantiles)
-            for of, found in ((name, means), *zip((f"{name} {each}" for each in quantiles), levels, strict=True)):
-                self._ranks.setdefault(of, []).append(found)
+        step_s, places = column("step_s")[order], np.searchsorted(step, self._first)
+        parts = [step_s[first:after] for first, after in pairwise(places)]
+        self._step_s.append([float(part.mean()) if len(part) else math.inf for part in parts])
 
     def profile(self, samples: Mapping[str, Mapping[str, Mapping[str, Floats]]]) -> pd.DataFrame | None:
         """Return PROFILE_COLUMNS but the run, with the load of the hosts from {host: {part: columns}}; None without
         timed steps."""
         if self._first is None:
             return None
-        columns = {**self._columns, "step_s": self._over(np.mean, "step_s")}
-        columns |= {"step_s_median": self._over(np.max, "step_s 0.5"), "step_s_p90": self._over(np.max, "step_s 0.9")}
-        columns |= {"sync_s": self._over(np.mean, "sync_s"), "sync_s_median": self._over(np.mean, "sync_s 0.5")}
+        means = [float(np.mean(part[~np.isinf(part)])) for part in np.array(self._step_s).T]
+        columns = {**self._columns, "step_s": np.array(means)}
         begin_s, end_s = self._columns["begin_s"], self._columns["end_s"]
         for name, (kind, column, summed) in LOADS.items():  # a sum is known where every device is
             each = [
@@ -160,21 +152,6 @@ class Course:
             ] or [np.full(len(begin_s), math.nan)]
             columns[name] = np.sum(each, axis=0) if summed else np.mean(each, axis=0)
         return pd.DataFrame(columns)
-
-    def _over(self, how: Callable[..., Any], name: str) -> Floats:
-        """Return one value per part over the ranks that have steps there; NaN where one of them does not know it."""
-        ranks = np.stack(self._ranks[name])  # (R, P); infinite where a rank has no step
-        return np.array([how(part[~np.isinf(part)]) for part in ranks.T], dtype=np.float64)
-
-
-def by_part(values: Floats, places: Places, quantiles: Sequence[float]) -> tuple[Floats, Floats]:
-    """Return the mean (P,) and `quantiles` (Q, P) of `values`, (S,), in the parts that begin at `places`, (P + 1,).
-
-    NaN in a part that holds a NaN, infinite for a part without values.
-    """
-    parts, nothing = (values[first:after] for first, after in pairwise(places)), [math.inf] * (1 + len(quantiles))
-    table = np.array([[part.mean(), *np.quantile(part, quantiles)] if len(part) else nothing for part in parts]).T
-    return table[0], table[1:]
 
 
 def held(at_s: Floats, values: Floats, begin_s: Floats, end_s: Floats) -> Floats:
