@@ -77,7 +77,6 @@ def test_what_the_others_wait_for_a_late_rank_has_an_interval(tmp_path: Path) ->
     assert slow.delay_low_s < slow.delay_s < slow.delay_high_s < 5.1e-3
     gain = of(found, "late rank").gain
     assert gain is not None and gain.low < gain.value < gain.high
-    assert "data loader" in of(found, "late rank").what, "what to try depends on the lap"
     text = " ".join("\n".join(page(found)).split())
     assert re.search(r"the other ranks wait for that: [\d.]+ \[[\d.]+, [\d.]+\] ms, \d+ % of the step", text)
 
@@ -123,7 +122,7 @@ def test_the_time_of_a_late_rank_is_told_once(tmp_path: Path, monkeypatch: pytes
 
     assert found.cells[0].parts_s["residual"] > 0.2 * found.cells[0].step_s
     assert not any("outside all laps" in each for each in told)
-    assert "rank 0" in told[0] and "logging" in told[0]
+    assert "rank 0" in told[0]
     assert sum("reshard_after_forward" in each for each in told) == 1
 
 

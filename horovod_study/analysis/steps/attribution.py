@@ -245,8 +245,7 @@ class Arm(SimpleNamespace):
 
 
 class Attribution(SimpleNamespace):
-    """Where the synchronisation time of a set of runs goes: arms, one_worker_step_s (batch -> interval of the step of
-    one worker alone), and doubts, the limitations of it."""
+    """Where the synchronisation time of a set of runs goes: arms, and doubts, the limitations of it."""
 
 
 Group: TypeAlias = Sequence[tuple[Observation, dict[str, Part]]]  # the runs of an arm, and what each says
@@ -277,7 +276,6 @@ def attribute(observations: Iterable[Observation]) -> Attribution:
     )
     return Attribution(
         arms=arms,
-        one_worker_step_s={batch: over_runs([parts["step"] for _, parts in group]) for batch, group in bases.items()},
         doubts=tuple(_doubts([seen for group in groups.values() for seen, _ in group], arms)),
     )
 

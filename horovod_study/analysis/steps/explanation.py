@@ -427,7 +427,7 @@ tensors | average all gradients in one message, a flat one or that of Distribute
     {p[calls]}
 unsteady | record {c.unsteady[0]} again on a quiet machine, for no advice follows from its times (a study makes it again
     where its folder is deleted) | {again}
-late rank | make {late} as quick as the others: {to_try}; its steps in detail
+late rank | make {late} as quick as the others; its steps in detail
     | horovod-study explain {late_run} --part steps
 uneven | make the steps of all ranks equally long: each rank is late in some of them; is the machine quiet?
     | horovod-study doctor
@@ -448,12 +448,6 @@ synchronisation | find out what the communication consists of: transfer, or the 
     | horovod-study explain --measure --runtime {runtime} {work}
 """
 """Rule | what to do | what to type; a line that is indented goes on with the one above."""
-_TRY = {
-    "data": "look at its data loader, and at the disk that it reads from",
-    "residual": "look at what the script does there beside training: logging, checkpoints, evaluation",
-}
-"""For a slow rank, by the lap in which it is slow (rank_steps.CAUSES)."""
-_COMPUTES = "is its core or GPU shared with other programs, or clocked lower, or does the script do more on it"
 _FIRST = {"apart": -1, "withheld": -1, "undivided": 0, **dict.fromkeys(("threads", "outside", "stalls", "tensors"), 1)}
 """Rules that say that numbers are of something else (< 1), or of one cause of many; the others go by their gain."""
 _GAINS = {
@@ -519,7 +513,7 @@ def _sizes(found: Explanation, run: RecordedRun, f: Row) -> dict[str, float | In
         more = math.nan if unsure else max(0.0, p["base_threads"] / p["rank_threads"] - 1)
     if late:
         who = f"rank {late[0].rank}" if len(late) == 1 else f"{len(late)} ranks"
-        f.late, f.to_try = who + (f" on {late[0].host}" if late[0].host else ""), _TRY.get(late[0].cause, _COMPUTES)
+        f.late = who + (f" on {late[0].host}" if late[0].host else "")
     if c.stalls is not None:
         opens = c.stalls.opening and c.stalls.lap == "data"
         f.stalls = (
