@@ -165,8 +165,6 @@ def _time(found: Explanation) -> Iterable[str | list[str]]:
         yield f"{_where(top, found)}Outside of steps: unknown."
     else:
         place = f", {rounded(outside.gap_s, 3)} s {outside.where}" if outside.where and whole >= 0.01 else ""
-        if place and top.workers > 1 and top.outside_alone_s is not None:
-            place += f" (1 worker: {rounded(top.outside_alone_s, 3)} s)"
         lost = f"{rounded(outside.seconds, 3)} s, {share(whole)} of all time"
         yield f"{_where(top, found)}Outside of steps: {lost}{place}."
     unseen = (top.parts_s["residual"] or 0.0) / top.step_s * (1 - (whole or 0.0))

@@ -308,10 +308,6 @@ def _cells(
             disturbed = f"run {cell.unsteady[0]} was disturbed{more}"
             cell.first.append(f"{disturbed}, so that no advice follows from its times")
         cells.append(Row(**vars(cell), **_communication(cell, recorded)))
-    timed = (cell for cell in cells if cell.workers == 1 and cell.outside is not None and cell.outside.where)
-    alone = next(timed, None)
-    for cell in cells:
-        cell.outside_alone_s = alone.outside.gap_s if alone else None
     return cells
 
 
@@ -405,8 +401,8 @@ def _doubts(
             yield doubt
         elif found:
             yield f"{head.partition(': ')[0]}: {found}{rest}"
-    for name, late in looked.items():
-        yield from (f"{name}: {note}" for note in late.notes) if isinstance(late, Stragglers) else ()
+    told: dict[str, Any] = {name: late.notes for name, late in looked.items() if isinstance(late, Stragglers)}
+    yield from (f"{name}: {note}" for name, notes in told.items() for note in notes)
     seen = {run.run: run.taken.other_cores for run in accounting.runs if run.taken is not None}
     began = {run.name: run.record.effective.get("other_programs_cores") or {} for run in records}
     used = [seen.get(run, max(filter(None, cores.values()), default=0.0)) for run, cores in began.items()]
