@@ -133,48 +133,6 @@ def retotal(directory: Path) -> None:
     edit(directory, change)
 
 
-# ------------------------------------------------------------------------------- what samples give over the window
-
-
-@pytest.fixture(scope="module")
-def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one GPU with several samples in each of its stretches."""
-    runs = write_study(
-        tmp_path_factory.mktemp("sampled"), partitions=("gpu2",), ways=(("serial", "none"),), steps=600, repeats=1
-    )
-    return next(runs.iterdir())
-
-
-@pytest.mark.parametrize("factor", [0.9, 1.0, 1.1])
-@pytest.mark.parametrize(
-    "path",
-    [
-        ("system", "hosts", "node1", "ranks_cpu_percent", "0"),
-        ("system", "hosts", "node1", "gpu_percent", "gpu 0"),
-        ("system", "hosts", "node1", "power_w", "gpu 0"),
-        ("energy", "per_device", 0, "counter_j"),
-        ("energy", "per_device", 0, "integral_j"),
-    ],
-    ids=lambda path: path[-2] if path[0] == "system" else path[-1],
-)
-def test_means_and_joules_are_made_again_from_the_samples_in_the_window(
-    sampled: Path, tmp_path: Path, path: tuple[Any, ...], factor: float
-) -> None:
-    run = Path(shutil.copytree(sampled, tmp_path / sampled.name))
-
-    def change(content: dict[str, Any]) -> None:
-        place = content["totals"]
-        for key in path[:-1]:
-            place = place[key]
-        place[path[-1]] *= factor
-
-    edit(run, change)
-    name = f"system.node1.{path[-2]}.{path[-1]}" if path[0] == "system" else f"energy.node1.{path[-1]}.gpu 0"
-    found = {each.column for each in recount_of(run).findings if each.name == "total-differs"}
-
-    assert (name in found) == (factor != 1) and (found == set() or factor != 1)
-
-
 # ---------------------------------------------------------------------------------------------------- good
 
 
@@ -274,16 +232,6 @@ def test_a_changed_evaluation_is_found(runs: Path) -> None:
 
     assert (found.name, found.column, found.where) == ("total-differs", "train_mse", f"{PAIR[0]}/epochs.csv")
     assert found.row == f"after {cells[1]} steps"
-
-
-def test_a_changed_maximum_of_the_samples_is_found(runs: Path) -> None:
-    def change(content: dict[str, Any]) -> None:
-        content["totals"]["system"]["hosts"]["node1"]["rss_mb_max"]["1"] += 1
-
-    edit(runs / PAIR[0], change)
-    (found,) = recount_of(runs / PAIR[0]).findings
-
-    assert (found.name, found.column) == ("total-differs", "system.node1.rss_mb_max.1")
 
 
 def test_a_run_that_failed_has_nothing_to_recount(runs: Path, golden: Golden) -> None:
@@ -524,17 +472,17 @@ def test_rounds_of_a_shared_machine_are_found(good: Path) -> None:
 
 @pytest.mark.slow
 def test_steady_runs_are_rarely_said_to_warm_up() -> None:
-    """The stated rate of false alarms, with noise that comes in spells: at most 0.5 % of points of three runs."""
+    """The stated rate of false alarms, with noise that comes in spells: about 0.1 % of points of three runs."""
     rng = np.random.default_rng(4)
     alarms, points = 0, 2_000
     for _ in range(points):
         begins = []
         for _ in range(3):
             spells = np.repeat(rng.standard_normal(60) * (rng.random(60) < 0.1), 10)
-            begins.append(audit._begins(np.exp(0.05 * rng.standard_normal(600) + 0.3 * spells)))
-        alarms += audit._slow_begin(begins) is not None
+            begins.append(audit.slow_begin(np.exp(0.05 * rng.standard_normal(600) + 0.3 * spells)))
+        alarms += min(begins) > 0
 
-    assert alarms / points <= audit.WARM_UP_ALARM
+    assert alarms / points <= 0.003
 
 
 # ------------------------------------------------------------------------------------------------------- tables

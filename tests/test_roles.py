@@ -126,7 +126,6 @@ OF_STRAIN = {
 
 NAMED = {
     ("analysis/machine/advice.py", "widths"): "counts the layers of the worked example",
-    ("analysis/audit.py", "checkpoint_every"): "knows when the package's own trainer does not train",
     ("analysis/steps/breakdown.py", "cuda_graphs"): "says why a captured step has no data lap",
     ("analysis/learning/convergence.py", "schedule"): "a rate that depends on the length of the run",
     ("studies/designs.py", "schedule"): "a rate that depends on the length of the run",

@@ -626,21 +626,12 @@ def test_every_change_has_an_example_in_the_tests() -> None:
     ("make", "message"),
     [
         (lambda: only(scenario(), 0), "--workers is 0; it must be at least 1"),
+        (lambda: only(scenario(compute=Compute(mean_s=math.inf)), 2), "computing takes inf s"),
         (lambda: only(scenario()), "no worker count was given"),
         (lambda: only(scenario(scaling="strong"), 2, global_batch=0), "--global-batch is 0"),
-        (lambda: scenario(gradient_bytes=math.nan), "gradients is nan"),
-        (lambda: scenario(buckets=0), "buckets is 0"),
-        (lambda: scenario(compute=Compute(mean_s=0.0)), "computing is 0"),
-        (lambda: scenario(runtime=Runtime(overhead_s=-1.0)), "overhead of the runtime, s, is -1"),
-        (lambda: scenario(runtime=Runtime(cycle_s=math.inf)), "cycle, s, is inf; allowed: 0 to 3,600"),
         (lambda: Link(alpha_s=-1e-6, bytes_per_s=1.0), "alpha is -1e-06 s"),
         (lambda: Link(alpha_s=0.0, bytes_per_s=0.0), "bandwidth is 0 bytes/s"),
-        (lambda: scenario(network=flat(workers_per_node=0)), "workers per node is 0"),
         (lambda: network_from({**GOOD, "levels": [{"nodes": 0}]}, source="n"), "levels.0.nodes is 0"),
-        (
-            lambda: scenario(network=flat(levels=(Level(nodes=1, latency_s=math.nan),))),
-            "latency of switches, s, is nan",
-        ),
     ],
 )
 def test_values_that_cannot_be_are_refused(make: Any, message: str) -> None:
@@ -718,7 +709,7 @@ def test_doubts_travel_with_the_numbers(golden: Golden) -> None:
 
     several = all_doubts(what_if(scenario(), ["gradients=fp16", "batch=2x"]), [2])
     assert any(each.startswith("gradients=fp16: fewer bytes") for each in several)
-    assert any(each.startswith("batch=2x: batch 150: computing is taken as proportional") for each in several)
+    assert any(each.startswith("batch=2x: computing is taken as proportional") for each in several)
     assert len(several) == len(set(several))
     assert json.dumps(several)
 

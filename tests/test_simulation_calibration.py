@@ -463,7 +463,7 @@ def test_the_verb_from_records(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         ([*GIVEN, "--workers", "2", "--buckets", "0"], "--buckets is 0; it must be at least 1"),
         ([*GIVEN, "--workers", "2", "--cycle-ms", "1e10"], "--cycle-ms is .*; it must be at most"),
         ([*GIVEN, "--workers", "2", "--global-batch", "64"], "add --scaling strong"),
-        ([*GIVEN, "--workers", "2", "--way", "mpi"], "give --bench bench.json"),
+        ([*GIVEN, "--workers", "2", "--way", "mpi"], "--way names one of those in --bench"),
     ],
 )
 def test_wrong_use_of_the_verb_is_one_line(

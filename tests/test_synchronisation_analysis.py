@@ -283,8 +283,8 @@ def test_the_interval_of_the_knee_holds_the_truth(form, repeats, noise):
 @pytest.mark.parametrize(
     ("low", "high", "side", "words"),
     [
-        (800, 8000, "most", "every batch measured is above the knee; add batches below 800"),
-        (4, 100, "least", "every batch measured is below the knee; add batches above 100"),
+        (800, 8000, "most", "below the batches measured"),
+        (4, 100, "least", "above the batches measured"),
     ],
 )
 def test_batches_on_one_side_bound_the_knee_and_no_more(low, high, side, words):
@@ -292,7 +292,7 @@ def test_batches_on_one_side_bound_the_knee_and_no_more(low, high, side, words):
     (row,) = synchronisation.batch_sizes(runs).knees.to_dict("records")
 
     assert not row["identified"] and math.isnan(row["knee"]) and math.isnan(row["batch_for_90_percent"])
-    assert row["note"].startswith(f"not identifiable: {words}")
+    assert row["note"].startswith("not identifiable: ") and words in row["note"]
     bound = row[f"knee_at_{side}"]
     assert math.isfinite(bound) and (bound > 300) == (side == "most")
 

@@ -7,7 +7,7 @@
     laws/       scaling laws as values, a file each
     fit/        points -> fitted laws with 95 % intervals, the law selected, and every reason to doubt it
     forecast/   points -> throughput of other worker counts, scored forecasts, recommended worker counts
-    steps/      where the time of a step goes: accounts, stragglers, pauses, what synchronisation is made of
+    steps/      where the time of a step goes: accounts, stragglers, stalls, what synchronisation is made of
     sync/       waiting against workers, nodes, batches, cycles and transports
     learning/   learning curves, time to target, the learning-rate range test
     machine/    network, sensors, energy, and whether a model should be split

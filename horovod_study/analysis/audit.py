@@ -16,7 +16,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -28,14 +27,14 @@ from horovod_study import __version__
 from horovod_study.analysis.machine import resources
 from horovod_study.analysis.paired import OTHER_LOAD
 from horovod_study.analysis.series.points import ENVIRONMENT, baseline_place, measured, worker_counts
-from horovod_study.analysis.stats import MIN_REPEATS, Floats, binomial_tail
+from horovod_study.analysis.stats import MIN_REPEATS, Floats
 from horovod_study.analysis.steps.accounting import Accounting, open_words
 from horovod_study.analysis.steps.breakdown import TILING
 from horovod_study.analysis.study import Analysis
 from horovod_study.config.roles import Role, named
 from horovod_study.config.run import COMMUNICATION
 from horovod_study.config.workload import packaged
-from horovod_study.measure.energy import host_energy, host_summary, total_energy
+from horovod_study.measure.energy import total_energy
 from horovod_study.records import RecordedRun, RunRecord, RunSideFiles, is_command, lap_summary, rows_lost, step_totals
 
 OPTIONS = packaged().options
@@ -45,15 +44,9 @@ LIBRARY_TOLERANCE = 1e-6
 """What other versions of NumPy and SciPy may change: a fit ends where its steps become small."""
 _ROWS_TOLERANCE = 1e-9  # totals are sums over rows, and sums may be taken in another order
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
-TARGET_SPANS = (2000.0, 20.0)
-"""MPa of G0 and units of a per unit of the normalised targets, of the data sets that this package makes."""
 _CLOCK_S = 1e-6
-_MEANS = {"ranks_cpu_percent": "cpu_percent", "gpu_percent": "gpu_percent", "power_w": "power_w"}
 _STRETCH_S = 0.01  # the window is longer than its steps by what each of its stretches takes to begin and end
-_WARM_UP_SCALES = (100, 20, 10)
 _WARM_UP_LEVEL = 0.03
-WARM_UP_ALARM = 0.005
-"""At most so many points of steady runs are said to have a warm-up in the window; see `_warm_up`."""
 
 
 def versions() -> dict[str, str]:
@@ -191,8 +184,7 @@ class Recount:
     totals: int = 0  # compared
     rows: int = 0
     sketch: Floats = field(default_factory=lambda: np.empty(0))  # the first timed steps of rank 0, s
-    begins: Mapping[int, tuple[bool, float]] = field(default_factory=dict)
-    """Number of blocks -> whether the first is the slowest, and by which part it is above their median."""
+    slow_begin: float = 0.0  # of rank 0, see `slow_begin`
     not_recounted: tuple[str, ...] = ()  # totals that no kept row tells, or why there are none
 
 
@@ -206,25 +198,22 @@ def recount(run: RecordedRun, beside: RunSideFiles) -> Recount:
     if run.state != "done" or not totals or is_command(record):
         why = "no step was seen" if is_command(record) else f"the run is {run.state}"
         return Recount(run=run.name, not_recounted=(why,))
-    openings = _openings(run, beside)
-    ranks = [_rank(run, rank, openings, beside) for rank in run.rows]
+    ranks = [_rank(run, rank, beside) for rank in run.rows]
     gaps = [f"rank {rank} {why}" for rank, why in run.missing.items()]
     gaps += [f"{lost:,} step rows are lost: the disk was full"] if (lost := rows_lost(record)) else []
     found = [*_asked(record), *_oversubscribed(record), *_others(run, ranks, beside)]
-    told = [*_dated(run), *_samples(run, beside, ranks[0].spans if openings is not None and ranks else [])]
+    told: list[tuple[str, Any, Any, float]] = []
     without: tuple[str, ...] = ()
-    if openings is None:
-        without = ("time between steps", "means of system samples in the window", "joules of each device")
     if gaps or not ranks or not all(rank.steps for rank in ranks):
-        without += ("step rows are missing",)
+        without = ("step rows are missing",)
     else:
-        told += [*_totals(run, ranks), *_evaluated(run, ranks, beside)]
+        told = [*_totals(run, ranks), *_evaluated(run, ranks, beside)]
         gaps += _window(run, ranks, beside)
         if len(ends := {rank.rows for rank in ranks}) > 1:
             gaps.append(f"its ranks have {min(ends):,} to {max(ends):,} rows")
     for name, kept, again, room in told:
-        near = room and kept is not None and again is not None and abs(kept - again) <= room
-        if not (near or _agree(kept, again, _ROWS_TOLERANCE)) and (kept is not None or not room):
+        near = room and kept is not None and abs(kept - again) <= room
+        if not (near or _agree(kept, again, _ROWS_TOLERANCE)):
             file, _, column = name.rpartition(": ")
             path, _, row = file.partition(" ")
             values = {"column": column, "row": row, "kept": _told(kept), "again": _told(again)}
@@ -242,13 +231,13 @@ def recount(run: RecordedRun, beside: RunSideFiles) -> Recount:
         findings=tuple(replace(each, runs=(run.name,)) for each in found),
         totals=len(told),
         rows=sum(rank.rows for rank in ranks),
-        **({"sketch": ranks[0].sketch, "begins": ranks[0].begins} if ranks else {}),
+        **({"sketch": ranks[0].sketch, "slow_begin": ranks[0].slow_begin} if ranks else {}),
         not_recounted=(*sorted(set(totals) - compared), *without),
     )
 
 
-def _rank(run: RecordedRun, rank: int, openings: frozenset[int] | None, beside: RunSideFiles) -> SimpleNamespace:
-    """Return what the rows of one rank give: counts, `lap_summary`, mean losses at the evaluations, spans of steps."""
+def _rank(run: RecordedRun, rank: int, beside: RunSideFiles) -> SimpleNamespace:
+    """Return what the rows of one rank give: counts, `lap_summary`, mean losses at the evaluations, and `_clock`."""
     columns = run.rows[rank]
     step, epoch = np.asarray(columns["step"]), np.asarray(columns["epoch"])
     timed = step >= run.first_step
@@ -263,48 +252,30 @@ def _rank(run: RecordedRun, rank: int, openings: frozenset[int] | None, beside: 
         end = int(np.searchsorted(step, int(each["steps"])))
         whole = end > 0 and int(step[end - 1]) == int(each["steps"]) - 1  # else its last row is not there
         losses.append(float(loss[np.searchsorted(epoch, epoch[end - 1]) : end].mean()) if whole else math.nan)
-    clock, spans = _clock(run, rank, columns, openings)
-    between = (step >= _declared(run.record)) & ~timed
+    clock, span, stretches = _clock(run, rank, columns)
     return SimpleNamespace(
         rows=len(step),
         steps=len(step_s),
         samples=float(column("samples").sum()),
         laps=lap_summary(column),
-        declared_s=float(np.asarray(columns["step_s"], dtype=np.float64)[between].sum()),
         losses=losses,
         epochs=dict(zip(*(each.tolist() for each in np.unique(epoch, return_counts=True)), strict=True)),
         sketch=step_s[:256].copy() if known else np.empty(0),
-        begins=_begins(step_s) if known else {},
+        slow_begin=slow_begin(step_s) if known else 0.0,
         clock=clock,
-        spans=spans,
+        span=span,
+        stretches=stretches,
     )
 
 
-def _declared(record: RunRecord) -> int:
-    return (record.totals.get("steady") or {}).get("declared") or 0
-
-
-def _openings(run: RecordedRun, beside: RunSideFiles) -> frozenset[int] | None:
-    """Return the steps before which the trainer of this package does something else; None where nobody knows them.
-
-    Beside them an epoch may begin. Checkpoints are written at times that no row tells.
-    """
-    record = run.record
-    if record.effective.get("model") is not None or record.requested.get("checkpoint_every") or record.attempts[1:]:
-        return None
-    told = [_declared(record), run.first_step, record.effective.get("warmup_steps") or 0]
-    told += (record.totals.get("turns") or {}).get("before", ())
-    return frozenset([*told, *(int(each["steps"]) for each in beside.evaluations)])
-
-
 def _clock(
-    run: RecordedRun, rank: int, columns: Mapping[str, Any], openings: frozenset[int] | None
-) -> tuple[list[str], list[list[float]]]:
-    """Return what is wrong with the times of the steps, and begin and end of each stretch of timed ones, in s.
+    run: RecordedRun, rank: int, columns: Mapping[str, Any]
+) -> tuple[list[str], tuple[float, float] | None, int]:
+    """Return what is wrong with the times of the steps, begin and end of the timed ones in s, and of how many stretches
+    they are.
 
     Where one clock times the steps, each begins where the one before has ended, or later: after an evaluation. What of
-    the residual is before the begin of its step and what after it is not known in general, so none of it is counted;
-    in the trainer of this package all of it is before, and then no time is left between two steps of a stretch.
+    the residual is before the begin of its step and what after it is not known in general, so none of it is counted.
     """
     step = np.asarray(columns["step"])
     begin_s, step_s, residual_s = (
@@ -312,45 +283,32 @@ def _clock(
     )
     timed = step >= run.first_step
     if not timed.any() or np.isnan(begin_s).any():
-        return [], []
-    one_clock = not np.isnan(step_s).any() and bool(np.isnan(np.asarray(columns["sync_host_s"], dtype=float)).all())
-    residual_s = np.nan_to_num(residual_s)
-    late = np.diff(begin_s - residual_s) - step_s[:-1]  # by which each begins after the one before, if it is before
-    gap, room = np.diff(begin_s), np.zeros(len(step) - 1)
-    if one_clock:
-        gap, room = gap - (step_s - residual_s)[:-1], _CLOCK_S + 1e-9 * np.abs(begin_s[1:])
-    opens = np.isin(step[1:], list(openings or ()))
-    idle = (late > room) & ~opens & (np.diff(step) == 1) & (np.diff(np.asarray(columns["epoch"])) == 0)
-    lost = idle if one_clock and openings is not None else np.zeros(len(gap), dtype=bool)
-    cases = (
-        ("does not follow the step before it", np.diff(step) != 1, gap),
-        ("begins after the step before it, and the run records nothing between them", lost, late),
-        ("begins before the step before it has ended", gap < -room if one_clock else gap <= 0, gap),
-    )
+        return [], None, 0
+    residual_s, gap = np.nan_to_num(residual_s), np.diff(begin_s)
+    early = gap <= 0
+    if not np.isnan(step_s).any() and bool(np.isnan(np.asarray(columns["sync_host_s"], dtype=float)).all()):
+        gap -= (step_s - residual_s)[:-1]
+        early = gap < -(_CLOCK_S + 1e-9 * np.abs(begin_s[1:]))
     found = []
-    for what, places, by_s in cases:
+    cases = (
+        ("does not follow the step before it", np.diff(step) != 1),
+        ("begins before the step before it has ended", early),
+    )
+    for what, places in cases:
         for place in np.flatnonzero(places)[:1]:
             more = f", and {places.sum() - 1:,} more" if places.sum() > 1 else ""
-            found.append(f"rank {rank}: step {step[place + 1]:,} {what} ({1e3 * abs(by_s[place]):.3f} ms){more}")
-    ahead_s, steps_s = (begin_s - residual_s)[timed], step_s[timed]
-    cuts = np.flatnonzero((opens | (late > resources.BREAK_S))[timed[:-1] & timed[1:]]) + 1
-    edges = pairwise([0, *cuts.tolist(), len(ahead_s)])
-    spans = [[float(ahead_s[a]), float(ahead_s[a] + steps_s[a:b].sum())] for a, b in edges]
-    return found, spans if np.isfinite(spans).all() else []
+            found.append(f"rank {rank}: step {step[place + 1]:,} {what} ({1e3 * abs(gap[place]):.3f} ms){more}")
+    ahead_s = (begin_s - residual_s)[timed]
+    breaks = np.diff(ahead_s) - step_s[timed][:-1] > resources.BREAK_S
+    span = float(ahead_s[0]), float(ahead_s[-1] + step_s[timed][-1])
+    return found, span if np.isfinite(span).all() else None, int(breaks.sum()) + 1
 
 
-def _begins(step_s: Floats) -> dict[int, tuple[bool, float]]:
-    """Return for each number of blocks whether the first block is the slowest, and its level above the middle one."""
-    found = {}
-    for blocks in _WARM_UP_SCALES:
-        length = len(step_s) // blocks
-        if length < 2:
-            continue
-        levels = np.median(step_s[: blocks * length].reshape(blocks, length), axis=1)
-        middle = float(np.median(levels))
-        if middle > 0:
-            found[blocks] = bool(levels[0] > levels[1:].max()), float(levels[0]) / middle - 1
-    return found
+def slow_begin(step_s: Floats) -> float:
+    """Return by which part the mean of the first tenth of the steps is above the median of the tenths, where it is the
+    slowest of them; else 0."""
+    tenths = np.array([each.mean() for each in np.array_split(step_s, 10)]) if len(step_s) >= 20 else np.ones(10)
+    return float(tenths[0] / np.median(tenths)) - 1 if tenths[0] > tenths[1:].max() else 0.0
 
 
 _Told = Iterator[tuple[str, Any, Any, float]]
@@ -375,64 +333,18 @@ def _totals(run: RecordedRun, ranks: Sequence[Any]) -> _Told:
 
 def _evaluated(run: RecordedRun, ranks: Sequence[Any], beside: RunSideFiles) -> _Told:
     """Yield what the evaluations say twice: in epochs.csv, in the totals, and in the losses of the steps."""
-    totals, ran = run.record.totals, run.record.effective
-    per_epoch, batch = ran.get("steps_per_epoch"), ran.get("global_batch")
+    totals, per_epoch = run.record.totals, run.record.effective.get("steps_per_epoch")
     if not beside.evaluations or not per_epoch:
         return
-    errors = np.array([[each["g0_rmse_mpa"], each["a_rmse"]] for each in beside.evaluations], dtype=float)
-    tests = ((errors / TARGET_SPANS) ** 2).mean(axis=1).tolist()
-    kept = [each["test_mse"] for each in beside.evaluations]
-    # Of another data set the spans of the targets are others: then the test MSE is not made again.
-    known = 2 * sum(_agree(*pair, _ROWS_TOLERANCE) for pair in zip(kept, tests, strict=True)) >= len(kept)
     for number, each in enumerate(beside.evaluations):
         steps, losses = int(each["steps"]), [rank.losses[number] for rank in ranks]
         place, mse = f"epochs.csv after {steps:,} steps: ", math.fsum(losses) / len(losses)
         if math.isfinite(mse):
             yield f"{place}train_mse", each["train_mse"], mse, 1e-6 * abs(mse)
-        yield f"{place}samples", each["samples"], steps * batch if batch else each["samples"], 0
-        yield f"{place}epoch", each["epoch"], steps / per_epoch, 0
-        if known:
-            yield f"{place}test_mse", each["test_mse"], tests[number], 0
     last = {**beside.evaluations[-1], "epochs": min(rank.rows for rank in ranks) / per_epoch}
     for name in ("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "train_s", "wall_s", "epochs"):
         if name in totals:
             yield name, totals[name], last[name], 0
-
-
-def _samples(run: RecordedRun, beside: RunSideFiles, spans: Sequence[Sequence[float]]) -> _Told:
-    """Yield what the system samples say of each host: number, maxima; means and joules of each device in the window.
-
-    `spans`: the stretches of timed steps, none where they are not known. Means and joules may differ a little, because
-    a stretch of the window begins and ends some milliseconds before and after its steps.
-    """
-    totals, window_s = run.record.totals, sum(end - begin for begin, end in spans)
-    joules = {each.get("name"): each for each in (totals.get("energy") or {}).get("per_device") or ()}
-    for host, told in ((totals.get("system") or {}).get("hosts") or {}).items():
-        name, samples = f"system.{host}.samples", beside.system.get(host)
-        if samples is None:
-            if told.get("samples"):
-                yield name, told["samples"], beside.why_no_system or None, 0
-            continue
-        columns = {column: samples.rows[column].to_numpy() for column in samples.rows.columns}
-        if told.get("samples") is not None:
-            last = columns["attempt"] == columns["attempt"].max()
-            yield name, told["samples"], len(np.unique(columns["at_s"][last])), 0
-        interval_s = told.get("interval_s")
-        whole = bool(interval_s) and window_s >= 8 * (interval_s or 0)  # means over few samples are not made again
-        part = 0.01 + 2 * _STRETCH_S * len(spans) / window_s if whole else 0.0
-        for key, again in host_summary(columns, spans).items():
-            for place, kept in (told.get(key) or {}).items():
-                if key not in _MEANS:
-                    yield f"system.{host}.{key}.{place}", kept, again.get(place), 0
-                elif whole:
-                    mine = np.isin(columns["part"], (place, f"rank {place}"))
-                    room = part * float(np.nanmax(columns[_MEANS[key]][mine], initial=0.0))
-                    yield f"system.{host}.{key}.{place}", kept, again.get(place), room + _CLOCK_S
-        devices = samples.meta["devices"] if whole else {}
-        for each in host_energy(columns, devices, spans, host=host, interval_s=interval_s or 0.0):
-            for key in ("counter_j", "integral_j"):
-                kept, room = joules.get(each["name"], {}).get(key), 3 * part * (each[key] or 0.0) + _CLOCK_S
-                yield f"energy.{host}.{key}.{each['part']}", kept, each[key], room
 
 
 def _window(run: RecordedRun, ranks: Sequence[Any], beside: RunSideFiles) -> Iterator[str]:
@@ -441,16 +353,11 @@ def _window(run: RecordedRun, ranks: Sequence[Any], beside: RunSideFiles) -> Ite
     steps_s = max((rank.laps["mean"]["step_s"] or math.nan) * rank.steps for rank in ranks)
     if window_s is None or math.isnan(steps_s):
         return
-    stretches = max(len(beside.evaluations), *(len(rank.spans) for rank in ranks)) + 1
+    turns = len((run.record.totals.get("turns") or {}).get("before", ()))
+    stretches = max(len(beside.evaluations) + turns, *(rank.stretches for rank in ranks)) + 1
     more_s = TILING * steps_s + _STRETCH_S * stretches
     if not -_CLOCK_S * run.workers - _ROWS_TOLERANCE * steps_s <= window_s - steps_s <= more_s:
         yield f"its window is {window_s:.6g} s long and its timed steps {steps_s:.6g} s"
-    elif beside.evaluations and run.record.effective.get("steps_per_epoch"):
-        last = beside.evaluations[-1]
-        trained_s = last["train_s"] - ranks[0].declared_s
-        ended = last["steps"] == min(rank.rows for rank in ranks)
-        if ended and window_s < trained_s * (1 - _ROWS_TOLERANCE) - _CLOCK_S:
-            yield f"its window is {window_s:.6g} s long, and epochs.csv says that it trained for {trained_s:.6g} s"
 
 
 def _epochs(run: RecordedRun, ranks: Sequence[Any]) -> Iterator[Fault]:
@@ -528,19 +435,6 @@ def _asked(record: RunRecord) -> list[Fault]:
     return [*found.values()]
 
 
-def _dated(run: RecordedRun) -> Iterator[tuple[str, Any, Any, float]]:
-    """Yield dates of a run beside those of its attempts, and the time that it took beside that of its training."""
-    record, attempts = run.record, run.record.attempts
-    told = (("started", record.started, attempts[0]), ("finished", record.finished, attempts[-1]))
-    yield from ((name, kept, of[name], 0) for name, kept, of in told if kept and of.get(name))
-    dates = pd.to_datetime(pd.Series([record.started, record.finished]), utc=True, errors="coerce", format="ISO8601")
-    wall_s = record.totals.get("wall_s")
-    if not dates.isna().any() and len(attempts) == 1 and wall_s is not None:
-        took_s = (dates[1] - dates[0]).total_seconds()
-        if not wall_s - 2 <= took_s <= wall_s + 86_400.0:  # dates are whole seconds; a start takes less than a day
-            yield "seconds from started to finished", took_s, wall_s, 0
-
-
 def _oversubscribed(record: RunRecord) -> Iterator[Fault]:
     """Yield whether the workers of a host have more threads than cores to run on."""
     ran = record.effective
@@ -560,7 +454,7 @@ def _oversubscribed(record: RunRecord) -> Iterator[Fault]:
 def _others(run: RecordedRun, ranks: Sequence[Any], beside: RunSideFiles) -> Iterator[Fault]:
     """Yield what other programs used of the hosts: in the window where that was sampled, else at the start."""
     ran = run.record.effective
-    spans = [span for rank in ranks for span in rank.spans]
+    spans = [rank.span for rank in ranks if rank.span is not None]
     seen: dict[str, float] = {}
     if spans:
         begin_s, end_s = min(begin for begin, _ in spans), max(end for _, end in spans)
@@ -678,33 +572,16 @@ def _points(study: Study) -> Iterator[Fault]:
 
 
 def _warm_up(runs: Sequence[Recount], cell: Mapping[str, Any]) -> Iterator[Fault]:
-    """Yield whether in the runs of a point the first steps of the window are the slowest.
+    """Yield whether in all runs of a point the first steps of the window are the slowest.
 
-    In a steady run each of B equal parts of the window is as likely to be the slowest as any other, so that in how many
-    repeats the first one is has a binomial distribution. A point is told when the tail, times the number of scales, is
-    at most WARM_UP_ALARM and the first part is slower than the middle one by _WARM_UP_LEVEL; see docs/report.md.
+    In a steady run each of ten equal parts of the window is as likely to be the slowest as any other: that it is the
+    first one in three runs, the fewest that are told, has a chance of 0.1 %.
     """
-    if (told := _slow_begin([each.begins for each in runs])) is not None:
-        chance, blocks, slow = told
-        level = float(np.median([runs[place].begins[blocks][1] for place in slow]))
-        text = (
-            f"in {len(slow)} of {len(runs)} runs the first {100 / blocks:g} % of the timed steps are the slowest, "
-            f"by {100 * level:.0f} %, which fewer than 1 of {1 / max(chance, 1e-6):,.0f} steady points show"
-        )
-        yield _fault("warm-up-in-window", text, runs=tuple(runs[place].run for place in slow), **cell)
-
-
-def _slow_begin(runs: Sequence[Mapping[int, tuple[bool, float]]]) -> tuple[float, int, list[int]] | None:
-    """Return the chance of what is seen in steady runs, the number of blocks and the places of the runs in which the
-    first one is the slowest; None where that is nothing special. `runs`: what `_begins` returns of each."""
-    found = []
-    for blocks in _WARM_UP_SCALES:
-        slow = [place for place, each in enumerate(runs) if each.get(blocks, (False, 0.0))[0]]
-        chance = len(_WARM_UP_SCALES) * binomial_tail(len(slow), len(runs), 1 / blocks)
-        steep = slow and min(runs[place][blocks][1] for place in slow) >= _WARM_UP_LEVEL
-        if steep and chance <= WARM_UP_ALARM and all(blocks in each for each in runs):
-            found.append((chance, blocks, slow))
-    return min(found, key=lambda each: each[0], default=None)
+    levels = [each.slow_begin for each in runs]
+    if len(runs) >= MIN_REPEATS and min(levels) >= _WARM_UP_LEVEL:
+        share = f"by {100 * np.median(levels):.0f} %, which fewer than 1 of {10 ** len(runs):,} steady points show"
+        text = f"in all {len(runs)} runs the first tenth of the timed steps is the slowest, {share}"
+        yield _fault("warm-up-in-window", text, runs=tuple(each.run for each in runs), **cell)
 
 
 def _holes(study: Study) -> Iterator[Fault]:

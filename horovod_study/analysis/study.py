@@ -218,7 +218,7 @@ def analyze(
     recorded = () if accounting is None else accounting.runs
     attributed = attribution.arm_rows(table, {run.run: run.taken for run in recorded if run.taken is not None})
     profiles = steps.profile_rows((run.run, run.profile) for run in recorded)
-    doubts += [*of_kind("nodes", synchronisation.doubts(waits, wait_laws)), *synchronisation.knee_doubts(batched.knees)]
+    doubts += of_kind("nodes", synchronisation.doubts(waits, wait_laws))
     studies = [study for study in _distinct(runs["study"]) if study != "train"]
     usual = [f"horovod-study run experiments/{study}.yaml" for study in studies] or ["python -m horovod_study.train"]
     usual.append("horovod-study report runs --out analysis")

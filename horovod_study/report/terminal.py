@@ -165,8 +165,6 @@ def _time(found: Explanation) -> Iterable[str | list[str]]:
         yield f"{_where(top, found)}Outside of steps: unknown."
     else:
         place = f", {rounded(outside.gap_s, 3)} s {outside.where}" if outside.where and whole >= 0.01 else ""
-        if place and top.workers > 1 and top.outside_alone_s is not None:
-            place += f" (1 worker: {rounded(top.outside_alone_s, 3)} s)"
         lost = f"{rounded(outside.seconds, 3)} s, {share(whole)} of all time"
         yield f"{_where(top, found)}Outside of steps: {lost}{place}."
     unseen = (top.parts_s["residual"] or 0.0) / top.step_s * (1 - (whole or 0.0))
@@ -443,11 +441,6 @@ def attribution_table(found: Attribution) -> list[str]:
         beside = [f"efficiency (100 %: {arm.baseline}): {', '.join(told)}"] if told else []
         if arm.over_shipped is not None:
             beside.append(f"step over that with shipped settings: {_told(arm.over_shipped, 100, ' %')}")
-        if arm.slow_rank is not None:
-            host = [*arm.hosts, *[""] * arm.workers][arm.slow_rank]
-            late = _told(arm.seconds[f"lag {arm.slow_rank}"], 1e3)
-            where = f"rank {arm.slow_rank}{f' on {host}' if host else ''}"
-            beside.append(f"{where} is slow: its gradients come {late} ms after the mean worker's")
         if arm.why_not:
             left = arm.seconds.get("exposed")
             rest = f"{_told(left, 1e3)} ms are transfer and runtime that backward did not hide; " if left else ""

@@ -114,10 +114,8 @@ def measured_network(content: Mapping[str, Any], *, source: str, way: str | None
     try:
         return _measured_network(content, source, way, size)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise AnalysisError(
-            f"{source}: is damaged or no result of `horovod-study bench` ({type(error).__name__}: {error}); "
-            "measure again"
-        ) from None
+        what = f"is damaged or no result of `horovod-study bench` ({type(error).__name__}: {error})"
+        raise AnalysisError(f"{source}: {what}; measure again") from None
 
 
 def _measured_network(content: Mapping[str, Any], source: str, way: str | None, size: float | None) -> Measured:
@@ -212,24 +210,22 @@ def calibrate(
     for what nobody said, AnalysisError for runs that cannot be read together.
     """
     # Where two things say the same, or nothing says what is needed.
-    ran = runs or beside
-    linked, timed = given.alpha_us is not None, given.compute_ms is not None
-    fixed, nothing = given.compute_fixed_ms, "nothing says what the network does; give --bench bench.json, --network "
-    apart = "--compute-fixed-ms is a part of --compute-ms, which must be given and not be less"
-    scatter = "--compute-cv belongs to --compute-ms; a recorded run has its own scatter"
-    ways = "--way names one of those in --bench; give --bench bench.json, or leave it out"
-    sized = given.gradient_mb is not None or ran or benches
+    linked, timed, fixed = given.alpha_us is not None, given.compute_ms is not None, given.compute_fixed_ms
+    ran, described = runs or beside, linked or network or benches
     refuse(
         "simulate",
         (linked != (given.gb_per_s is not None), "a network has --alpha-us and --gb-per-s; give both"),
         (linked and (network or benches), "--alpha-us says what --bench or --network say too; give one of them"),
-        (not (linked or network or benches), f"{nothing}FILE.yaml, or --alpha-us and --gb-per-s"),
+        (not described, "nothing says what the network does; give --bench, --network, or --alpha-us"),
         (timed and ran, "--compute-ms and recorded runs both say how long a worker computes; give one of them"),
         (not (timed or ran), "nothing says how long a worker computes; give --run RUN_DIR or --compute-ms"),
-        (given.compute_cv is not None and not timed, scatter),
-        (fixed is not None and not fixed <= (given.compute_ms or 0.0), apart),
-        (given.way is not None and not benches, ways),
-        (not sized, "nothing says how many bytes the gradients have; give --gradient-mb"),
+        (given.compute_cv is not None and not timed, "--compute-cv belongs to --compute-ms; a run has its own scatter"),
+        (fixed is not None and not fixed <= (given.compute_ms or 0.0), "--compute-fixed-ms is a part of --compute-ms"),
+        (given.way is not None and not benches, "--way names one of those in --bench; give that too"),
+        (
+            given.gradient_mb is None and not (ran or benches),
+            "nothing says how large gradients are; give --gradient-mb",
+        ),
     )
     notes, first = SimpleNamespace(sources={}, doubts=[]), next(iter((*runs, *beside)), None)
     together, way = next((each for each in runs if each.workers > 1), None), given.way
@@ -342,11 +338,8 @@ def _computing(
     longer = 1.0 if batch == base else fixed + (1 - fixed) * batch / base
     if len(chosen) == 1:
         notes.doubts.append("computing comes from one run: what differs from launch to launch is not in the intervals")
-    if batch != base and line is None:
-        taken = f"computing is taken as proportional to the batch from {base} on"
-        notes.doubts.append(f"--batch {batch} was not run: {taken}; give runs with two batch sizes")
     fields = {"compute": measured(times * longer), "batch": batch, "fixed_share": fixed / longer, "beside": most}
-    fields |= {"crowding": MappingProxyType(crowding), "batch_measured": line is not None}
+    fields |= {"crowding": MappingProxyType(crowding), "batch_measured": line is not None, "batch_known": base}
     if shares := [each.backward_share for each in chosen if each.backward_share is not None]:
         fields["backward_share"] = float(np.mean(shares))
     # Relative standard error of the mean: of runs where there are three, else of blocks of steps.
@@ -427,32 +420,16 @@ def _runtime(
 def largest_of_each_kind(
     benches: Sequence[tuple[dict[str, Any], str]],
 ) -> tuple[list[tuple[dict[str, Any], str]], list[str]]:
-    """Return the file with most workers on one node and that with most across nodes, and what the others say.
-
-    Constants hold best near the workers they were measured with. What is set aside is compared with them: its measured
-    times over those of the alpha-beta model (costs.py) with the constants kept, at the largest size of both.
-    """
+    """Return the file with most workers on one node and that with most across nodes, and which others are set aside:
+    constants hold best near the workers they were measured with."""
     kept: dict[bool, tuple[dict[str, Any], str]] = {}
     for each in sorted(benches, key=lambda each: each[0].get("workers", 0)):
         kept[_spans(each[0])] = each
     doubts = []
     for content, source in benches:
         best, name = kept[_spans(content)]
-        if content is best:
-            continue
-        n, m, compared = content["workers"], best["workers"], ""
-        way = next((way for way in best.get("fits") or {} if way in (content.get("fits") or ())), "")
-        own, theirs = (
-            {row["bytes"]: row["seconds_median"] for row in all_reduces(each["points"], way)}
-            for each in (content, best)
-        )
-        if size := max(own.keys() & theirs.keys(), default=0):
-            # As in simulation: bytes from the time at this size, latency by the rounds.
-            alpha_s = min(best["fits"][way]["alpha_s"], theirs[size])
-            bytes_s = (theirs[size] - alpha_s) * moved_share(n) / moved_share(m)
-            ratio = own[size] / (alpha_s * rounds(n) / rounds(m) + bytes_s)
-            compared = f": of {size:,} bytes they took {ratio:.2f} of what the constants kept say"
-        doubts.append(f"{source}: {n} workers, set aside for the {m} of {name}{compared}")
+        if content is not best:
+            doubts.append(f"{source}: {content['workers']} workers, set aside for the {best['workers']} of {name}")
     return [each for each in benches if each[0] is kept[_spans(each[0])][0]], doubts
 
 

@@ -616,29 +616,12 @@ class Scenario:
     """Workers that compute on one node -> how much longer each takes than alone."""
     fixed_share: float = 0.0  # of computing at `batch` that does not depend on the batch
     batch_measured: bool = False  # whether that share comes from two batch sizes
+    batch_known: int | None = None  # of which computing is known, where that is another batch
     slow_node: float = 1.0  # how much longer the workers of one node compute
     spread: Mapping[str, float | None] = field(default_factory=dict)
     """How well compute, alpha and bandwidth are known: standard deviations of their logarithms; None is not known."""
     doubts: tuple[str, ...] = ()  # about the constants, where they were found
     sources: Mapping[str, str] = field(default_factory=dict)  # where they come from: constant -> in words
-
-    def __post_init__(self) -> None:
-        compute, runtime, switches = self.compute, self.runtime, sum(level.latency_s for level in self.network.levels)
-        for what, value, low, high in (  # products of what files and options say; beyond, theirs are no numbers
-            ("samples per worker", self.batch, 1, 1e12),
-            ("bytes of gradients", self.gradient_bytes, 1e-12, 1e24),
-            ("number of buckets", self.buckets, 1, 1e4),
-            ("seconds of computing", compute.mean_s, 1e-18, 1e18),
-            ("scatter of computing over its mean", compute.cv, 0, 1e18),
-            ("time of a slow node over that of others", self.slow_node, 1, 1e18),
-            ("overhead of the runtime, s,", runtime.overhead_s, 0, 1e18),
-            ("cycle, s,", runtime.cycle_s, 0, 3600),
-            ("latency of switches, s,", switches, 0, 1e18),
-            ("workers per node", self.network.workers_per_node, 1, MAX_WORKERS),
-            ("servers", self.network.servers, 1, MAX_WORKERS),
-        ):
-            if not low <= value <= high:
-                raise ConfigError(f"simulate: {what} is {value:,}; allowed: {low:,} to {high:,.0f}")
 
     def longer(self, workers_on_node: int) -> float:
         """Return computing beside so many workers of a node / computing as `compute` was measured.
@@ -689,7 +672,10 @@ def simulate(
         total, weak = global_batch or scenario.batch * min(counts), scenario.scaling == "weak"
         # One worker that is given the whole work of a step: N times the batch when it is fixed, and with it N steps.
         one = scenario.batch if weak else total
-        alone_rate = one / (scenario.compute.mean_s * scenario.longer(1) * scenario.batch_factor(one))
+        alone_s = scenario.compute.mean_s * scenario.longer(1) * scenario.batch_factor(one)
+        if not 0 < alone_s < math.inf:  # a product of what files and options say
+            raise ConfigError(f"simulate: {name}: computing takes {alone_s:g} s by its constants; change them")
+        alone_rate = one / alone_s
         for n in counts:  # from the constants as they are
             parts, steps = _steps(scenario, n, total, fine, scenario.network, scenario.runtime)
             step_s = float(steps.mean())
@@ -783,6 +769,7 @@ def doubts(scenario: Scenario, workers: Sequence[int], *, global_batch: int | No
     most, total, compute = max(workers), global_batch or scenario.batch * min(workers), scenario.compute
     steps, batches = compute.steps or math.inf, {scenario.local_batch(n, total) for n in workers}
     strong, beside = scenario.scaling == "strong", scenario.crowding
+    known = scenario.batch_known or scenario.batch
     on_node, cycle_ms = min(most, scenario.network.workers_per_node), scenario.runtime.cycle_s * 1e3
     found = {
         "computing has no scatter: nobody waits for a slow worker, a lower bound of the step": most > 1
@@ -790,8 +777,8 @@ def doubts(scenario: Scenario, workers: Sequence[int], *, global_batch: int | No
         and compute.cv == 0,
         f"the slowest of {most:,} workers comes from {steps:,} measured steps: what is rarer than that is not in it, a "
         "lower bound of waiting": most > steps,
-        f"computing is taken as proportional to the batch (known for {scenario.batch}, used for {min(batches)} to "
-        f"{max(batches)}): give runs with two batch sizes": batches != {scenario.batch} and not scenario.batch_measured,
+        f"computing is taken as proportional to the batch (known for {known}, used for {min(batches)} to "
+        f"{max(batches)}): give runs with two batch sizes": batches != {known} and not scenario.batch_measured,
         f"beyond {total:,} workers there are fewer samples per step than workers": strong and most > total,
         f"computing is known with {scenario.beside} at a time on a node and is used for {on_node}: give --beside runs "
         "made at the same time": len(beside) == 1 and on_node != scenario.beside,
@@ -881,11 +868,11 @@ def _overhead(scenario: Scenario, factor: float) -> Scenario:
 
 def _batch(scenario: Scenario, value: float) -> Scenario:
     batch = round(scenario.batch * value) if isinstance(value, float) else value
-    changed, times, doubts = replace(scenario, batch=batch), scenario.batch_factor(batch), scenario.doubts
-    if not scenario.batch_measured and batch != scenario.batch:
-        doubt = f"batch {batch}: computing is taken as proportional to the batch (known for {scenario.batch}); "
-        doubts += (f"{doubt}large batches are quicker per sample: give runs with two batch sizes",)
-    return replace(_computing(changed, times), fixed_share=scenario.fixed_share / times, doubts=doubts)
+    if batch < 1:
+        raise ConfigError(f"simulate: {value:g} times a batch of {scenario.batch} is less than one sample")
+    times, known = scenario.batch_factor(batch), scenario.batch_known or scenario.batch
+    changed = replace(scenario, batch=batch, batch_known=known, fixed_share=scenario.fixed_share / times)
+    return _computing(changed, times)
 
 
 def _computing(scenario: Scenario, factor: float) -> Scenario:

@@ -33,7 +33,7 @@ from horovod_study.analysis.steps.attribution import NO_LAPS, answer_of, decompo
 from horovod_study.analysis.steps.breakdown import BASES, PARTS, UNEXPLAINED, folded, split
 from horovod_study.analysis.steps.rank_steps import align, rank_words, waiting, where
 from horovod_study.config.doors import Number, accept
-from horovod_study.errors import AnalysisError, ConfigError, RecordError
+from horovod_study.errors import AnalysisError, ConfigError, RecordError, refuse
 from horovod_study.records import RecordedRun, finite, rows_lost, run_turns, timed_from
 
 Places = NDArray[np.int64]
@@ -50,14 +50,9 @@ LOADS: Mapping[str, tuple[str, str, bool]] = {
 
 SAMPLED = ("at_s", "cpu_percent", "rss_mb", "gpu_percent", "gpu_memory_mb", "power_w")  # columns that a course needs
 
-PROFILE_COLUMNS = (
-    *("run", "part", "first_step", "steps", "begin_s", "end_s"),
-    *("step_s", "step_s_median", "step_s_p90", "sync_s", "sync_s_median"),
-    *LOADS,
-)
-"""One row per run and part of its timed window. `step_s` and `sync_s` are means over steps and ranks; `step_s_median`
-and `step_s_p90` are over steps, the largest of the ranks, `sync_s_median` over steps, the mean of the ranks: as in the
-totals of a run. begin_s and end_s are seconds since the run's first step, on the clock of its first rank."""
+PROFILE_COLUMNS = ("run", "part", "first_step", "steps", "begin_s", "end_s", "step_s", *LOADS)
+"""One row per run and part of its timed window. `step_s`: the mean over steps and ranks; begin_s, end_s: seconds since
+the run's first step, on the clock of its first rank."""
 
 SPEEDUPS = ("speedup_plain", "efficiency_plain", "speedup_wrapped", "efficiency_wrapped")
 _FROM_ACCOUNTS = (*OF_RANKS, "residual_share_mean", "open_steps", "why_not")
@@ -123,7 +118,7 @@ class Course:
     def __init__(self) -> None:
         self._first: Places | None = None  # (P + 1,): the first step of each part, and the one after the last
         self._columns: dict[str, NDArray[Any]] = {}  # of the first rank, (P,)
-        self._ranks: dict[str, list[Floats]] = {}  # column, or column and quantile -> of each rank, (P,)
+        self._step_s: list[list[float]] = []  # of each rank, (P,), its mean step; infinite where it has no step
 
     def add_rank(self, step: NDArray[np.integer], column: Callable[[str], Floats]) -> None:
         """Take a rank of timed steps `step`, (S,); `column` returns another column of these rows, NaN where unknown."""
@@ -136,20 +131,17 @@ class Course:
             ends = {"begin_s": begin_s[places[:-1]], "end_s": begin_s[last] + column("step_s")[order][last]}
             number = np.arange(len(places) - 1)
             self._columns = {"part": number, "first_step": self._first[:-1], "steps": np.diff(places), **ends}
-        places = np.searchsorted(step, self._first)
-        for name, quantiles in (("sync_s", (0.5,)), ("step_s", (0.5, 0.9))):
-            means, levels = by_part(column(name)[order], places, quantiles)
-            for of, found in ((name, means), *zip((f"{name} {each}" for each in quantiles), levels, strict=True)):
-                self._ranks.setdefault(of, []).append(found)
+        step_s, places = column("step_s")[order], np.searchsorted(step, self._first)
+        parts = [step_s[first:after] for first, after in pairwise(places)]
+        self._step_s.append([float(part.mean()) if len(part) else math.inf for part in parts])
 
     def profile(self, samples: Mapping[str, Mapping[str, Mapping[str, Floats]]]) -> pd.DataFrame | None:
         """Return PROFILE_COLUMNS but the run, with the load of the hosts from {host: {part: columns}}; None without
         timed steps."""
         if self._first is None:
             return None
-        columns = {**self._columns, "step_s": self._over(np.mean, "step_s")}
-        columns |= {"step_s_median": self._over(np.max, "step_s 0.5"), "step_s_p90": self._over(np.max, "step_s 0.9")}
-        columns |= {"sync_s": self._over(np.mean, "sync_s"), "sync_s_median": self._over(np.mean, "sync_s 0.5")}
+        means = [float(np.mean(part[~np.isinf(part)])) for part in np.array(self._step_s).T]
+        columns = {**self._columns, "step_s": np.array(means)}
         begin_s, end_s = self._columns["begin_s"], self._columns["end_s"]
         for name, (kind, column, summed) in LOADS.items():  # a sum is known where every device is
             each = [
@@ -160,21 +152,6 @@ class Course:
             ] or [np.full(len(begin_s), math.nan)]
             columns[name] = np.sum(each, axis=0) if summed else np.mean(each, axis=0)
         return pd.DataFrame(columns)
-
-    def _over(self, how: Callable[..., Any], name: str) -> Floats:
-        """Return one value per part over the ranks that have steps there; NaN where one of them does not know it."""
-        ranks = np.stack(self._ranks[name])  # (R, P); infinite where a rank has no step
-        return np.array([how(part[~np.isinf(part)]) for part in ranks.T], dtype=np.float64)
-
-
-def by_part(values: Floats, places: Places, quantiles: Sequence[float]) -> tuple[Floats, Floats]:
-    """Return the mean (P,) and `quantiles` (Q, P) of `values`, (S,), in the parts that begin at `places`, (P + 1,).
-
-    NaN in a part that holds a NaN, infinite for a part without values.
-    """
-    parts, nothing = (values[first:after] for first, after in pairwise(places)), [math.inf] * (1 + len(quantiles))
-    table = np.array([[part.mean(), *np.quantile(part, quantiles)] if len(part) else nothing for part in parts]).T
-    return table[0], table[1:]
 
 
 def held(at_s: Floats, values: Floats, begin_s: Floats, end_s: Floats) -> Floats:
@@ -224,8 +201,8 @@ class RunAccount(SimpleNamespace):
     sum of its parts) and gap_step, open_steps (those off by more than CLOSES_S), partial_laps (laps that some steps
     lack -> how many), stalls; open_rank: the one with the largest gap that does not close. left_out: what its blocks
     without communication say. pop, skew_s: what waiting costs. outside, stalls: see `outside_of` and `stalls_of`.
-    epoch_steps, epoch_samples: of a whole epoch on the first rank, on all ranks. taken: its synchronisation decomposed.
-    seen: the Observation of it, with why_not_seen; profile: its course over the window; both where they were asked for.
+    epoch_steps, epoch_samples: of a whole epoch on the first rank, on all ranks. taken: its synchronisation decomposed,
+    with why_not_taken; profile: its course over the window; both where they were asked for.
     """
 
     DOCUMENT = (
@@ -234,11 +211,11 @@ class RunAccount(SimpleNamespace):
     )
 
 
-def account_run(run: RecordedRun, *, views: bool = False, profile: bool = False) -> RunAccount:
+def account_run(run: RecordedRun, *, take: bool = False, profile: bool = False) -> RunAccount:
     """Account for the steps of one run as far as they were recorded; nothing that a run lacks is an error.
 
-    With `views`, what its synchronisation is decomposed from is there too, as long as the run; with `profile`, its
-    course over the timed window.
+    With `take`, its synchronisation is decomposed even where only its steps say something of it; with `profile`, its
+    course over the timed window is there.
     """
     course = Course() if profile else None
     ranks, values = [], []
@@ -283,16 +260,13 @@ def account_run(run: RecordedRun, *, views: bool = False, profile: bool = False)
     found.pop, found.skew_s = None, math.nan
     if run.workers > 1 and len(ranks) == run.workers and not found.incomplete and not found.why_not:
         found.pop, found.skew_s = waiting(align(run.rows, workers=run.workers, from_step=run.first_step))
-    viewed, found.why_not_seen, measured = None, "", run.synchronisation is not None  # and worth its arrays
-    if (views or measured) and run.workers == 1:
-        found.why_not_seen = "one worker synchronises with nobody"
-    elif views or measured:
+    found.taken, found.why_not_taken = None, ""
+    if take or run.synchronisation is not None:
         try:
-            viewed = observe_run(run)
+            refuse(run.name, (run.workers == 1, "one worker synchronises with nobody"), error=AnalysisError)
+            found.taken = decompose_observation(observe_run(run))
         except (AnalysisError, RecordError) as error:
-            found.why_not_seen = str(error).partition(": ")[2]
-    found.seen = viewed if views else None  # arrays as long as the run
-    found.taken = decompose_observation(viewed) if viewed is not None and measured else None
+            found.why_not_taken = str(error).partition(": ")[2]
     found.excluded_by, found.left_out = timed_from(run.record)[1], answer_of(run)[0]
     found.notes = tuple(_notes(run, ranks, ends, incomplete=found.incomplete))
     found.open_rank = max((rank for rank in ranks if rank.open_steps), key=lambda rank: rank.gap_s, default=None)
@@ -311,8 +285,7 @@ def account_runs(
     on_progress: Callable[[int], None] | None = None,
     beside: Callable[[RecordedRun], None] | None = None,
 ) -> list[RunAccount]:
-    """Return `account_run` of each run without its views but with its profile, in their order, up to `threads` of them
-    at a time.
+    """Return `account_run` of each run with its profile, in their order, up to `threads` of them at a time.
 
     NumPy and Arrow compute side by side in threads, and what comes out does not depend on their number. `on_progress`
     is called with how many runs are done; `beside` with each run, in its thread, for what else reads the same rows.
@@ -475,10 +448,8 @@ class Accounting:
                 rows.append({**head, **_row(rank), **own, "why_not": run.why_not})
         table = pd.DataFrame(rows, columns=list(RUN_COLUMNS))
         kinds: dict[Any, Any] = dict.fromkeys(("rank", "last", "worst_step", "worst_rank"), "Int64")
-        shares = ("residual_share", "load_balance", "communication_efficiency", "parallel_efficiency")
-        numbers = (*shares, "outside", "stall", "epoch")
-        kinds |= {name: "float64" for name in RUN_COLUMNS if name.startswith(numbers) or name.endswith("_s")}
-        return table.astype(kinds)
+        others = ("run", "series", "state", "workers", "steps", "excluded", "open_steps", "why_not", *kinds)
+        return table.astype(kinds | {name: "float64" for name in RUN_COLUMNS if name not in others})
 
 
 def _row(each: SimpleNamespace) -> dict[str, Any]:
@@ -559,20 +530,14 @@ def open_words(run: RunAccount) -> str:
 def allowed_share(text: str) -> float:
     """Return the share, 0..1, that `--max-residual` means: per cent, with or without the sign.
 
-    ConfigError for what is not a number from 0 to 100, and for a number below 1 without the sign: nobody knows whether
-    0.05 is a share or per cent.
+    ConfigError for what is not a number from 0 to 100, and for a number below 1 without the sign, which may be either.
     """
+    number, per_cent = text.strip().removesuffix("%"), Annotated[Number, Field(ge=0, le=100)]
     again = "give per cent from 0 to 100, such as 5%"
-    value = accept(
-        Annotated[Number, Field(ge=0, le=100)],
-        text.strip().removesuffix("%"),
-        "explain",
-        name="--max-residual",
-        again=again,
-    )
+    value: float = accept(per_cent, number, "explain", name="--max-residual", again=again)
     if 0 < value < 1 and "%" not in text:
         raise ConfigError(f"--max-residual {text}: may be a share or per cent; write {100 * value:g}% or {value:g}%")
-    return float(value) / 100
+    return value / 100
 
 
 def gate(found: Accounting, allowed: float) -> SimpleNamespace:

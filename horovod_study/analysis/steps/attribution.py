@@ -164,23 +164,20 @@ def parts_of(seen: Observation, *, seed: int = 1) -> dict[str, Part]:
     Steps are not independent (a slow moment lasts for several), so whole blocks of consecutive steps are drawn. Keys:
     step, ready, and what is known of sync, skew, floor, pack, runtime, least (the runtime where nothing disturbs: the
     10 % quantile of synchronisations through it less the floor), rest, unexplained, exposed (sync less skew),
-    last (the smallest sync of the ranks), steady (skew if each rank always took its mean time), lag 0, lag 1, ...
-    (ready of a rank less the mean rank's), wait 0, wait 1, ... (of a rank for the last one).
+    wait 0, wait 1, ... (of a rank for the last one).
     """
     rng = np.random.default_rng(seed)
-    columns, together = _by_step(seen), seen.together
+    columns = _by_step(seen)
     table = np.stack(list(columns.values()), axis=1)
     draws = _block_means(table, max(10, round(math.sqrt(len(table)))), rng)
     means = np.concatenate([table.mean(axis=0)[np.newaxis], draws])
     found = dict(zip(columns, means.T, strict=True))
-    if together:
-        found["steady"] = np.max([each for name, each in found.items() if name.startswith("lag ")], axis=0)
     if seen.floor_s is not None:
         found["floor"] = _undisturbed(seen.floor_s, seen.block, rng)
     for name, samples in (("pack", seen.pack_s), ("through", seen.through_s)):
         if samples is not None:
             found[name] = np.append(samples.mean(), _block_means(samples[:, np.newaxis], seen.block, rng)[:, 0])
-    if together and (through_s := seen.through_s) is not None and "floor" in found:
+    if seen.together and (through_s := seen.through_s) is not None and "floor" in found:
         found["least"] = _undisturbed(through_s, seen.block, rng) - found["floor"]
     return found | _derived(seen, found)
 
@@ -200,17 +197,15 @@ def _derived(seen: Observation, of: Mapping[str, Floats]) -> dict[str, Floats]:
 def _by_step(seen: Observation) -> dict[str, Floats]:
     """Return what every step says, (S,), by the names of `parts_of`."""
     ready = seen.ready_s
-    mean_ready = ready.mean(axis=1)
     waits = ready.max(axis=1, keepdims=True) - ready  # (S, R)
     step = (
         ready if seen.sync_s is None else ready + seen.sync_s
     )  # from the end of a synchronisation to that of the next
-    columns = {"step": step.mean(axis=1), "ready": mean_ready}
+    columns = {"step": step.mean(axis=1), "ready": ready.mean(axis=1)}
     if seen.together:
         columns |= {f"wait {rank}": waits[:, rank] for rank in range(ready.shape[1])}
-        columns |= {f"lag {rank}": ready[:, rank] - mean_ready for rank in range(ready.shape[1])}
     if seen.sync_s is not None:
-        columns |= {"sync": seen.sync_s.mean(axis=1), "last": seen.sync_s.min(axis=1)}
+        columns["sync"] = seen.sync_s.mean(axis=1)
     return columns
 
 
@@ -243,16 +238,14 @@ class Arm(SimpleNamespace):
 
     backend, transport, reduction, workers, batch, arm, hosts, settings: see Observation; runs: their names. seconds:
     see `parts_of`, as intervals; efficiency: now, without runtime, without skew, without unexplained, at the floor;
-    baseline: what an efficiency of 1 is. why_not: why parts are missing. slow_rank: the one that is later than the
-    others beyond doubt. leave_spread_s: see `leave_spread`. cycle_ms: None where there is none, or where the thread is
-    woken. over_shipped: step over that with shipped settings, within rounds. rounds: of turns that its ratios come
-    from, 0 where they come from whole runs.
+    baseline: what an efficiency of 1 is. why_not: why parts are missing. leave_spread_s: see `leave_spread`. cycle_ms:
+    None where there is none, or where the thread is woken. over_shipped: step over that with shipped settings, within
+    rounds. rounds: of turns that its ratios come from, 0 where they come from whole runs.
     """
 
 
 class Attribution(SimpleNamespace):
-    """Where the synchronisation time of a set of runs goes: arms, one_worker_step_s (batch -> interval of the step of
-    one worker alone), and doubts, the limitations of it."""
+    """Where the synchronisation time of a set of runs goes: arms, and doubts, the limitations of it."""
 
 
 Group: TypeAlias = Sequence[tuple[Observation, dict[str, Part]]]  # the runs of an arm, and what each says
@@ -283,7 +276,6 @@ def attribute(observations: Iterable[Observation]) -> Attribution:
     )
     return Attribution(
         arms=arms,
-        one_worker_step_s={batch: over_runs([parts["step"] for _, parts in group]) for batch, group in bases.items()},
         doubts=tuple(_doubts([seen for group in groups.values() for seen, _ in group], arms)),
     )
 
@@ -331,13 +323,9 @@ def _arm(group: Group, base: Group, shipped: Group) -> Arm:
         if (within := _ratio(base, group, now, _CASES[name][1])) is not None:
             efficiency[name], rounds = within, within.n
     why_not = first.why_no_sync if first.sync_s is None else first.why_not_through
-    lag = {rank: parts[f"lag {rank}"] for rank in range(first.workers) if f"lag {rank}" in parts}
-    slowest = max(lag, key=lambda rank: lag[rank].value, default=None)
-    # By twice the distance of the lower end: the latest of several is looked at, and neighbouring steps are alike.
-    certain = slowest is not None and lag[slowest].value > 2 * (lag[slowest].value - lag[slowest].low)
     told: dict[str, Any] = {name: getattr(first, name) for name in (*_SAME, "hosts", "settings")}
     told |= {"seconds": parts, "efficiency": efficiency, "over_shipped": over_shipped, "rounds": rounds}
-    told |= {"why_not": why_not, "slow_rank": slowest if certain else None, "cycle_ms": cycle_s(first.settings) * 1e3}
+    told |= {"why_not": why_not, "cycle_ms": cycle_s(first.settings) * 1e3}
     told |= {"baseline": "one worker alone" if base else "its own step without synchronisation"}
     told["leave_spread_s"] = float(np.mean([leave_spread(seen) for seen, _ in group]))
     return Arm(**told | {"cycle_ms": told["cycle_ms"] or None}, runs=tuple(seen.run for seen, _ in group))
@@ -409,14 +397,13 @@ ROWS = ("step", "sync", "floor", "skew", "pack", "rest", "runtime", "unexplained
 
 
 def decompose_observation(seen: Observation) -> SimpleNamespace:
-    """Return what one run says without its arrays: arm, parts (those of ROWS that are known, with the intervals that
-    its own steps give them), and why_not, why some are missing."""
-    parts = parts_of(seen)
-    return SimpleNamespace(
-        arm=seen.arm,
-        parts={name: over_runs([parts[name]]) for name in ROWS if name in parts},
-        why_not=seen.why_no_sync if seen.sync_s is None else seen.why_not_through,
-    )
+    """Return what one run says without its arrays: arm, other_cores, parts (those of ROWS, and exposed, that are known,
+    with the intervals that its own steps give them), hidden, why the synchronisation is not seen, and why_not, why some
+    parts are missing."""
+    parts, hidden = parts_of(seen), seen.why_no_sync if seen.sync_s is None else ""
+    known = {name: over_runs([parts[name]]) for name in (*ROWS, "exposed") if name in parts}
+    about = {"arm": seen.arm, "other_cores": seen.other_cores, "hidden": hidden}
+    return SimpleNamespace(**about, parts=known, why_not=hidden or seen.why_not_through)
 
 
 def arm_rows(runs: pd.DataFrame, taken: Mapping[str, SimpleNamespace]) -> pd.DataFrame:
@@ -485,21 +472,20 @@ def answer(found: Mapping[str, Any]) -> CommunicationCost:
     Statistician 69, 2015) over resamples of whole pairs.
     Raises AnalysisError for fewer than 4 pairs of blocks.
     """
-    workers, pairs = int(found["workers"]), int(found["pairs"])
-    laps: dict[str, Floats | None] = dict.fromkeys((*rank_steps.PARTS, "step"))  # (pairs, 2, workers): normal, silent
-    blocks = found["blocks"]
-    for name in laps:
+    workers, pairs, steps, blocks = int(found["workers"]), int(found["pairs"]), int(found["steps"]), found["blocks"]
+    places = np.asarray(blocks["pair"]), np.asarray(blocks["silent"], dtype=int), np.asarray(blocks["rank"])
+    laps: dict[str, Floats] = {}  # (pairs, 2, workers): normal, silent
+    for name in (*rank_steps.PARTS, "step"):
         if (column := blocks.get(f"{name}_s")) is not None:
-            laps[name] = table = np.full((pairs, 2, workers), np.nan)
-            places = np.asarray(blocks["pair"]), np.asarray(blocks["silent"], dtype=int), np.asarray(blocks["rank"])
-            table[places] = column
-    step = laps["step"]
+            laps[name] = np.full((pairs, 2, workers), np.nan)
+            laps[name][places] = column
+    step = laps.get("step")
     if pairs < MIN_PAIRS or step is None:
         raise AnalysisError(
             f"ablation: {pairs} pair{'s' * (pairs != 1)} of timed blocks say nothing of their spread, at least "
             f"{MIN_PAIRS} are needed; record a run with more steps"
         )
-    sync = None if found["why_no_timer"] else laps["sync"]
+    sync = None if found["why_no_timer"] else laps.get("sync")
 
     # One column per quantity, one row per pair: what is resampled together stays together.
     columns: dict[str, Floats] = {
@@ -507,7 +493,7 @@ def answer(found: Mapping[str, Any]) -> CommunicationCost:
         "silent step": step[:, 1].mean(axis=1),
         "ablation": (step[:, 0] - step[:, 1]).mean(axis=1),
         **{f"rank {rank}": step[:, 0, rank] - step[:, 1, rank] for rank in range(workers)},
-        **{f"lap {name}": (lap[:, 0] - lap[:, 1]).mean(axis=1) for name, lap in laps.items() if lap is not None},
+        **{f"lap {name}": (lap[:, 0] - lap[:, 1]).mean(axis=1) for name, lap in laps.items()},
     }
     if sync is not None:
         columns |= {"timer": sync[:, 0].mean(axis=1), "silent sync": sync[:, 1].mean(axis=1)}
@@ -522,28 +508,25 @@ def answer(found: Mapping[str, Any]) -> CommunicationCost:
     beside = {name: each for name, each in grown.items() if name != "sync" and each is not None}
     moved = [name for name, each in beside.items() if min(sign * each.low, sign * each.high) > 0]
     outside = tuple(sorted(moved, key=lambda name: -sign * beside[name].value))
-    verdict = _NO_TIMER
-    if difference is not None:
-        close = AGREE if difference.width <= cost.value else UNRESOLVED
-        verdict = DIFFER if difference.excludes(0) else close
     why = str(found["why_no_timer"]) or ("" if sync is not None else "the sync lap was not recorded")
     change = f"{_ms(cost.negated())} longer" if cost.value < 0 else f"{_ms(cost)} shorter"
-    laps_told = ", ".join(f"{name} {_ms(beside[name])}" for name in outside)
-    where = f"communication also costs time outside the sync lap ({laps_told or 'no single lap stands out'})"
-    if sign < 0:
-        shorter = f", or it makes other laps shorter ({laps_told})" if laps_told else ""
-        where = f"the sync lap holds more than communication adds to the step{shorter}"
-    sentence = f"without communication a step is {change}"
     if difference is None:
-        sentence += f"; the timer has no answer: {why}"
+        verdict, said = _NO_TIMER, f"; the timer has no answer: {why}"
     else:
-        words = _WORDS[verdict].format(difference=_ms(difference), where=where)
-        sentence += f", the timer says {_ms(estimates['timer'])}: {words}"
-    told = {"workers": workers, "pairs": pairs, "steps": int(found["steps"]), "reduction": str(found["reduction"])}
-    told |= {"verdict": verdict, "sentence": sentence, "why_no_timer": why, "laps_s": grown, "outside": outside}
+        verdict = DIFFER if difference.excludes(0) else AGREE if difference.width <= cost.value else UNRESOLVED
+        laps_told = ", ".join(f"{name} {_ms(beside[name])}" for name in outside)
+        where = f"communication also costs time outside the sync lap ({laps_told or 'no single lap stands out'})"
+        if sign < 0:
+            shorter = f", or it makes other laps shorter ({laps_told})" if laps_told else ""
+            where = f"the sync lap holds more than communication adds to the step{shorter}"
+        said = f", the timer says {_ms(estimates['timer'])}: "
+        said += _WORDS[verdict].format(difference=_ms(difference), where=where)
+    told = {"workers": workers, "pairs": pairs, "steps": steps, "reduction": str(found["reduction"])}
+    told |= {"sentence": f"without communication a step is {change}{said}", "laps_s": grown, "outside": outside}
+    told |= {"verdict": verdict, "why_no_timer": why}
     for name in ("step", "silent step", "ablation", "timer", "difference", "silent sync"):
         told[f"{name.replace(' ', '_')}_s"] = estimates.get(name)
-    others, steps = found.get("other_cores") or 0.0, int(found["steps"])
+    others = found.get("other_cores") or 0.0
     used = f"other programs used {others:.1f} cores of a host while this was measured: a rank that waits leaves its "
     used += "core to them, one that only computes does not, and so the two kinds of steps were not disturbed alike"
     doubts = {

@@ -19,7 +19,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
-from scipy import ndimage
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.series import culprits
@@ -33,12 +32,11 @@ from horovod_study.analysis.series.points import (
     measured,
     scaling_points,
 )
-from horovod_study.analysis.stats import Floats, Interval
-from horovod_study.analysis.steps.accounting import Accounting, RunAccount, account, account_run
-from horovod_study.analysis.steps.attribution import BUSY_CORES, INSIDE_BACKWARD, answer_of, over_runs, parts_of
+from horovod_study.analysis.stats import Interval
+from horovod_study.analysis.steps.accounting import Accounting, RunAccount, account, account_run, stalls_of, stalls_over
+from horovod_study.analysis.steps.attribution import BUSY_CORES, INSIDE_BACKWARD, answer_of
 from horovod_study.analysis.steps.breakdown import BASES, PARTS, UNEXPLAINED
 from horovod_study.analysis.steps.rank_steps import (
-    BEFORE_SYNC,
     CAUSES,
     MIN_STEPS,
     NO_EXCHANGE,
@@ -62,25 +60,24 @@ class Inspection(SimpleNamespace):
     window: first_step, by, excluded (steps recorded before it) and steps (compared). ranks: of each its rank, host,
     steps, means laps_s, step_s, own_s and wait_s (for the last rank), and gap, the greatest distance of the sum of laps
     from the step as a share of it. system: rows of `resources.summary`, or why_not. recorded_beside: kind ->
-    paths. stragglers, pop, pauses and ablation are values of their modules.
+    paths. stragglers, pop, stalls and ablation are values of their modules.
     """
 
 
-def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:
-    """Look at everything that one run recorded, finished or not.
+def side_by_side(run: RecordedRun) -> tuple[RankSteps, dict[str, Any], list[str]]:
+    """Return the steps of a run's ranks from its timed window on, that window (see Inspection), and doubts about it.
 
-    Raises AnalysisError for a run without rows.
+    Of a run with few of them all are taken. Raises AnalysisError for a run without rows.
     """
     if all(np.isnan(np.asarray(rows["step_s"], dtype=np.float64)).all() for rows in run.rows.values()):
         why = "; ".join(f"rank {rank} {text}" for rank, text in list(run.missing.items())[:3])
         none = f"holds no step rows{f' ({why})' if why else ''}; name a run that made steps"
         untimed = "its steps were not timed (--timer-mode off); record it again with --timer-mode light"
         raise AnalysisError(f"{run.directory}: {untimed if run.rows else none}")
-    record, doubts = run.record, []
-    hosts = list(hosts_of(record, range(run.workers)).values())
+    hosts, doubts = list(hosts_of(run.record, range(run.workers)).values()), []
     lay = partial(align, run.rows, workers=run.workers, hosts=hosts, missing=run.missing, name=str(run.directory))
     everything = lay()
-    first, by = timed_from(record)
+    first, by = timed_from(run.record)
 
     def longest() -> int:
         return max(int((np.asarray(rows["step"]) >= first).sum()) for rows in run.rows.values())
@@ -89,10 +86,20 @@ def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:
         doubts.append(f"{longest():,} steps were recorded from step {first:,} on, so that the warm-up is looked at too")
         first, by = int(everything.step[0]), "the first that was recorded"
     rows = lay(from_step=first, fewest=min(MIN_STEPS, longest()))
+    window = {"first_step": first, "by": by, "excluded": int((everything.step < first).sum()), "steps": len(rows.step)}
+    return rows, window, [*doubts, *rows.notes]
+
+
+def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:
+    """Look at everything that one run recorded, finished or not.
+
+    Raises AnalysisError for a run without rows.
+    """
+    rows, window, doubts = side_by_side(run)
+    record = run.record
     if run.state != "done":
         so_far = "these are its rows so far" if run.state == "running" else "its rows end early"
         doubts.insert(0, f"the run is {run.state}{f' ({record.reason})' if record.reason else ''}: {so_far}")
-    doubts += rows.notes
     late, lost = find_stragglers(rows), record.totals.get("rows_lost")
     counts = [int(each or 0) for each in (lost if isinstance(lost, list) else [lost])]
     if any(counts):
@@ -102,30 +109,28 @@ def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:
     beside = beside or RunSideFiles(why_no_system="not looked at")
     found = Inspection(name=run.name, directory=str(run.directory), state=run.state, reason=record.reason)
     found.facts = {**facts(record, "study", "started", "finished"), "workers": run.workers}
-    found.facts |= {"hosts": list(dict.fromkeys(hosts))}
+    found.facts |= {"hosts": list(dict.fromkeys(hosts_of(record, range(run.workers)).values()))}
     for name in ("backend", "transport", "reduction", "batch", "device", "precision", "launcher"):
         found.facts[name] = record.effective.get(name, record.requested.get(name))
     timer = record.effective.get("timer_mode")
     timer = timer.get("value") if isinstance(timer, Mapping) else record.requested.get("timer_mode")
     found.facts |= {"timer_mode": timer, **{name: record.totals.get(name) for name in ("samples_per_s", "window_s")}}
-    excluded = int((everything.step < first).sum())
-    found.window = {"first_step": first, "by": by, "excluded": excluded, "steps": len(rows.step)}
-    found.rows_lost = None if lost is None else counts
+    found.window, found.rows_lost = window, None if lost is None else counts
     found.ablation, found.why_no_ablation = answer_of(run)
     found.system, system_doubts = _system(run, beside)
     files = {"timeline": [beside.timeline] if beside.timeline else [], "profile": beside.profiles}
     found.recorded_beside = {kind: [str(path) for path in paths] for kind, paths in files.items() if paths}
     found.doubts, found.ranks, found.stragglers = [*doubts, *system_doubts], _ranks(rows, late), late
-    found.pop, found.pauses = waiting(rows)[0] if rows.workers > 1 else None, find_pauses(rows)
+    found.pop, laps = waiting(rows)[0] if rows.workers > 1 else None, [f"{lap}_s" for lap in rows.laps]
+    each = (stalls_of(rows.step_s[:, place], rows.columns(rank), laps) for place, rank in enumerate(rows.ranks))
+    found.stalls = stalls_over([*each])
     return found
 
 
 def _system(run: RecordedRun, beside: RunSideFiles) -> tuple[dict[str, Any], list[str]]:
     if not beside.system:
         return {"rows": [], "why_not": beside.why_no_system}, [beside.why_no_system] if beside.damaged_system else []
-    import pandas as pd
-
-    from horovod_study.analysis.machine import resources
+    from horovod_study.analysis.machine import resources  # the page of `explain` needs none of it
 
     found: list[Any] = []
     told: list[str] = []
@@ -156,91 +161,6 @@ def _ranks(rows: RankSteps, late: Stragglers) -> list[SimpleNamespace]:
         told["step_s"] = float(rows.step_s[:, place].mean())
         told |= {name: getattr(own.get(rank), name, None) for name in ("own_s", "wait_s")}
         found.append(SimpleNamespace(**told))
-    return found
-
-
-# ------------------------------------------------------------------------------------------ steps that took far longer
-
-WINDOW, _FEWEST = 101, 50
-MOST = 20  # so many pauses are listed, the longest ones; all are counted
-
-
-class Pauses(SimpleNamespace):
-    """What was found in S steps; its attributes are the keys of its document. Times in s, NaN: unknown.
-
-    steps; why_not: why nothing could be looked for. level_s: median of a step; scatter_s; threshold_s: above the local
-    level, the median of it. total_s, count: of all pauses; share: of the time of all steps. every_steps: None where
-    they are not regular. longest: at most MOST, the longest first, each with its step (in whose lap it is, as in the
-    rows), at_s (begin of the step, see records.step_schema), size_s above the level, steps in a row, the lap that took
-    most of it, the ranks that were paused (the others waited for them), and whether that was everywhere.
-    """
-
-
-def find_pauses(rows: RankSteps) -> Pauses:
-    """Find the pauses of a run, and whether they are regular.
-
-    What a step (from the end of one synchronisation to that of the next) exceeds the running median of 101 steps by is
-    its excess; the scatter is the median of the positive excesses, scaled to the standard deviation of a normal law. A
-    pause exceeds 10 scatters and 10 % of the level. Several in a row are one with the time of all, named after the
-    longest.
-    """
-    total = len(rows.step)
-    found = Pauses(steps=total, why_not="", level_s=math.nan, scatter_s=math.nan, threshold_s=math.nan, total_s=0.0)
-    vars(found).update(share=0.0, count=0, longest=(), every_steps=None)
-    if total < _FEWEST:
-        found.why_not = f"{total} steps are recorded; at least {_FEWEST} are needed"
-        return found
-    # From the end of one synchronisation to the end of the next, (S, R): the update is that of the step before, and
-    # there is none at the first step of a stretch. Where no lap is known, the whole step is called `step`.
-    laps = {lap: rows.laps[lap] for lap in (*BEFORE_SYNC, "sync") if lap in rows.laps}
-    if "residual" not in laps:
-        laps = {"step": rows.step_s}
-    elif "update" in laps:
-        before = np.concatenate([laps["update"][:1], laps["update"][:-1]])
-        laps["update"] = np.where(rows.follows[:, np.newaxis], before, 0.0)
-    length = np.sum(list(laps.values()), axis=0).max(axis=1)  # (S,)
-    level = ndimage.median_filter(length, size=min(WINDOW, total - 1 + total % 2), mode="mirror")
-    excess = length - level
-    above = excess[excess > 0]
-    scatter = stats.normal_deviation(above) if len(above) else 0.0
-    threshold = np.maximum(10.0 * scatter, 0.1 * level)
-    over = excess > threshold
-    number, count = ndimage.label(over)  # of the row of long steps that each step is in
-    each = np.arange(1, count + 1)
-    first = np.flatnonzero(over & ~np.concatenate([[False], over[:-1]]))
-    size_s = np.asarray(ndimage.sum_labels(excess, number, each), dtype=np.float64)
-    peaks, lengths = ndimage.maximum_position(excess, number, each), ndimage.sum_labels(over, number, each)
-    for event in np.argsort(-size_s, kind="stable")[:MOST]:
-        found.longest += (_pause(rows, laps, int(peaks[event][0]), float(size_s[event]), int(lengths[event])),)
-    apart = np.diff(rows.step[first])
-    usual = float(np.median(apart)) if count >= 4 else 0.0
-    if usual >= 10 and (np.abs(apart - usual) <= 1).mean() >= 0.6:  # such a share has one distance
-        found.every_steps = round(usual)
-    found.level_s, found.scatter_s, found.threshold_s = float(np.median(length)), scatter, float(np.median(threshold))
-    found.count, found.total_s = count, float(size_s.sum())
-    found.share = found.total_s / float(length.sum()) if length.sum() > 0 else 0.0
-    return found
-
-
-def _pause(rows: RankSteps, laps: Mapping[str, Floats], place: int, size_s: float, steps: int) -> SimpleNamespace:
-    """Return the pause whose longest step is at a place: the lap that took most of it, and the ranks that were paused
-    in it rather than waiting for others."""
-    begin, end = max(0, place - WINDOW // 2), place + WINDOW // 2 + 1
-    excess = {lap: values[place] - np.median(values[begin:end], axis=0) for lap, values in laps.items()}  # (R,) each
-    told = rows.told_laps() if rows.workers > 1 and rows.sync_s is None else [lap for lap in laps if lap != "sync"]
-    own = {lap: value for lap, value in excess.items() if lap in told}
-    whole = np.sum(list(excess.values()), axis=0)  # (R,)
-    mine = np.sum(list(own.values()), axis=0) if own else np.zeros_like(whole)
-    paused = np.flatnonzero(mine > 0.5 * float(whole.max()))
-    if len(paused):
-        lap = max(own, key=lambda each: float(own[each][paused].mean()))
-    else:  # nobody was late: the synchronisation itself took long, or what holds it
-        paused = np.arange(len(rows.ranks))
-        lap = max([each for each in excess if each not in own] or own, key=lambda each: float(excess[each].mean()))
-    step = int(rows.step[place]) - int(lap == "update")  # which is in the row of the step before
-    at_s = float(rows.columns(rows.ranks[0])("begin_s")[place]) if "begin_s" in rows.known else None
-    found = SimpleNamespace(step=step, at_s=at_s, size_s=size_s, steps=steps, lap=lap)
-    found.ranks, found.everywhere = tuple(rows.ranks[each] for each in paused), len(paused) == len(rows.ranks)
     return found
 
 
@@ -299,16 +219,14 @@ def explain(
     most = named.groupby("series")["workers"].transform("max")
     largest = set(named.loc[(named["workers"] == most) & (named["workers"] > 1), "run"]) | {about}
     accounts: list[RunAccount] = []
-    looked: dict[str, Inspection | str] = {}
-    slower: dict[str, float] = {}
+    looked: dict[str, Stragglers | str] = {}
     kept: dict[str, RecordedRun] = {}
     for run in runs:
-        accounts.append(account_run(run, views=run.name in largest))
-        slower[run.name] = _slower_updates(run)
+        accounts.append(account_run(run, take=run.name in largest))
         kept[run.name] = replace(run, rows={})  # rows are large
         if run.name in largest and run.workers > 1:
             try:
-                looked[run.name] = inspect(run)
+                looked[run.name] = find_stragglers(side_by_side(run)[0])
             except AnalysisError as error:
                 looked[run.name] = str(error).partition(": ")[2]
     accounting = account(table, accounts)
@@ -324,17 +242,17 @@ def explain(
     found = Explanation(names=tuple(run.run for run in told), steps=min(steps), steps_most=max(steps), cells=own)
     found.states = dict(sorted(Counter(run.state for run in told).items()))
     found.hosts = tuple(dict.fromkeys(rank.host for run in told for rank in run.ranks if rank.host))
-    seen = [(cell, [looked[run] for run in cell.runs if run in looked]) for cell in found.last]
+    seen = [(cell, {run: looked[run] for run in cell.runs if run in looked}) for cell in found.last]
     found.slow = tuple(_slow(cell, each) for cell, each in seen if each)
     about_series = {cell.series for cell in own}
     found.growth, found.why_no_growth = _growth(accounting.cells, [c for c in cells if c.series in about_series])
-    doubts = [*efficiency_doubts(places), *_doubts(accounting, looked.values(), kept.values())]
+    doubts = [*efficiency_doubts(places), *_doubts(accounting, looked, kept.values())]
     found.doubts = tuple(dict.fromkeys(doubts))
     names, top = [*taken, *(str(each) for each in named["run"])], found.top
     point = {f"{name}": value for name, value in _rows_of(points, top.series, top.workers, top.nodes).iloc[0].items()}
     alone: list[Any] = named[(named["workers"] == 1) & (named["model"] == point["model"])].to_dict("records")
     disturbed: list[Any] = named[named["run"].isin(top.unsteady)].to_dict("records")
-    facts = Row(c=top, p=point, slower_s=max(slower[name] for name in top.runs))
+    facts = Row(c=top, p=point)
     facts.base, facts.again = (next((again(row, names) for row in rows), "") for rows in (alone, disturbed))
     facts.base_threads = facts.base and f"OMP_NUM_THREADS={point['rank_threads']:.0f} {facts.base}"
     late_run = next((each.run for each in found.slow if each.series == top.series), top.runs[0])
@@ -390,10 +308,6 @@ def _cells(
             disturbed = f"run {cell.unsteady[0]} was disturbed{more}"
             cell.first.append(f"{disturbed}, so that no advice follows from its times")
         cells.append(Row(**vars(cell), **_communication(cell, recorded)))
-    timed = (cell for cell in cells if cell.workers == 1 and cell.outside is not None and cell.outside.where)
-    alone = next(timed, None)
-    for cell in cells:
-        cell.outside_alone_s = alone.outside.gap_s if alone else None
     return cells
 
 
@@ -406,12 +320,11 @@ def _communication(cell: Row, runs: Sequence[RunAccount]) -> dict[str, Any]:
     shared = cell.parts_s["sync"] or (cell.calls or {}).get("per_step")  # gradients or a metric
     if cell.workers == 1 or (cell.apart in ("processes", "none") and not shared):
         return {**found, "why_not": NO_EXCHANGE if cell.apart else "one worker communicates with nobody"}
-    parts = [parts_of(run.seen, seed=1 + place) for place, run in enumerate(runs) if run.seen is not None]
+    taken = [run.taken for run in runs if run.taken is not None]
     for name, part in (("exposed_s", "exposed"), ("waiting_s", "skew")):
-        if parts and all(part in each for each in parts):
-            found[name] = over_runs([each[part] for each in parts])
-    told = [run.why_not_seen for run in runs if run.why_not_seen]
-    told += [run.seen.why_no_sync for run in runs if run.seen is not None and run.seen.sync_s is None]
+        if taken and all(part in each.parts for each in taken):
+            found[name] = stats.together([each.parts[part] for each in taken])
+    told = [each for each in (*(run.why_not_taken for run in runs), *(each.hidden for each in taken)) if each]
     known = found["exposed_s"] is not None or found["waiting_s"] is not None
     if left_out := [run.left_out.ablation_s for run in runs if run.left_out is not None]:
         found["left_out_s"] = stats.together(left_out)
@@ -424,18 +337,18 @@ def _rows_of(table: pd.DataFrame, series: str, workers: int, nodes: float) -> pd
     return table[(table["series"] == series) & (table["workers"] == workers) & same]
 
 
-def _slow(cell: Row, looked: Sequence[Inspection | str]) -> Row:
+def _slow(cell: Row, looked: Mapping[str, Stragglers | str]) -> Row:
     """Return who is slow in the runs of one cell, one or more; in repeats the same rank is counted.
 
     `run` is that which is told of: the one with the latest rank, else one with a rank that is longer in a lap.
     """
-    told = {each.name: each.stragglers for each in looked if isinstance(each, Inspection)}
-    seen = {name: late for name, late in told.items() if late.verdict != "unknown"}
+    seen = {name: late for name, late in looked.items() if isinstance(late, Stragglers) and late.verdict != "unknown"}
     run, late, why_not = cell.runs[0], Stragglers(verdict="unknown", period_s=cell.step_s), ""
     if cell.why_not == NO_EXCHANGE:
         why_not = NO_EXCHANGE
     elif not seen:
-        why_not = looked[0] if isinstance(looked[0], str) else looked[0].stragglers.why_not
+        first = next(iter(looked.values()))
+        why_not = first if isinstance(first, str) else first.why_not
     else:
         run = max(seen, key=lambda each: (bool(seen[each].slow), seen[each].delay_s, bool(seen[each].balanced)))
         late = seen[run]
@@ -479,7 +392,7 @@ def _growth(table: pd.DataFrame, cells: Sequence[Row]) -> tuple[tuple[Row, ...],
 
 
 def _doubts(
-    accounting: Accounting, looked: Iterable[Inspection | str], records: Iterable[RecordedRun]
+    accounting: Accounting, looked: Mapping[str, Stragglers | str], records: Iterable[RecordedRun]
 ) -> Iterator[str]:
     """Yield what a reader must know, each once, without what culprits.APART says."""
     for doubt in accounting.doubts:
@@ -488,8 +401,9 @@ def _doubts(
             yield doubt
         elif found:
             yield f"{head.partition(': ')[0]}: {found}{rest}"
-    yield from (f"{e.name}: {note}" for e in looked if isinstance(e, Inspection) for note in e.stragglers.notes)
-    seen = {run.run: run.seen.other_cores for run in accounting.runs if run.seen is not None}
+    told: dict[str, Any] = {name: late.notes for name, late in looked.items() if isinstance(late, Stragglers)}
+    yield from (f"{name}: {note}" for name, notes in told.items() for note in notes)
+    seen = {run.run: run.taken.other_cores for run in accounting.runs if run.taken is not None}
     began = {run.name: run.record.effective.get("other_programs_cores") or {} for run in records}
     used = [seen.get(run, max(filter(None, cores.values()), default=0.0)) for run, cores in began.items()]
     if busy := [cores for cores in used if cores >= BUSY_CORES]:
@@ -509,7 +423,7 @@ tensors | average all gradients in one message, a flat one or that of Distribute
     {p[calls]}
 unsteady | record {c.unsteady[0]} again on a quiet machine, for no advice follows from its times (a study makes it again
     where its folder is deleted) | {again}
-late rank | make {late} as quick as the others: {to_try}; its steps in detail
+late rank | make {late} as quick as the others; its steps in detail
     | horovod-study explain {late_run} --part steps
 uneven | make the steps of all ranks equally long: each rank is late in some of them; is the machine quiet?
     | horovod-study doctor
@@ -517,8 +431,6 @@ data | load data while computing: more processes of the loader (num_workers) | {
 thread | wait less for the loader, which runs in a thread: a DataLoader with num_workers, or a longer queue
 residual | find what is outside all laps, such as making batches: three lines mark its parts (docs/your_script.md)
     | horovod-study explain {run} --part account
-denormal | call torch.set_flush_denormal(True) at the start of the script: the update became several times as long over
-    the run, and forward and backward did not, as where moments of Adam fade into denormal numbers
 beside | find out why workers compute more slowly beside each other: cores, memory or clock rates are shared
     | horovod-study doctor
 communication | communicate less: a larger batch per worker, 16 bits, several batches per update (no_sync of DDP,
@@ -532,12 +444,6 @@ synchronisation | find out what the communication consists of: transfer, or the 
     | horovod-study explain --measure --runtime {runtime} {work}
 """
 """Rule | what to do | what to type; a line that is indented goes on with the one above."""
-_TRY = {
-    "data": "look at its data loader, and at the disk that it reads from",
-    "residual": "look at what the script does there beside training: logging, checkpoints, evaluation",
-}
-"""For a slow rank, by the lap in which it is slow (rank_steps.CAUSES)."""
-_COMPUTES = "is its core or GPU shared with other programs, or clocked lower, or does the script do more on it"
 _FIRST = {"apart": -1, "withheld": -1, "undivided": 0, **dict.fromkeys(("threads", "outside", "stalls", "tensors"), 1)}
 """Rules that say that numbers are of something else (< 1), or of one cause of many; the others go by their gain."""
 _GAINS = {
@@ -603,13 +509,12 @@ def _sizes(found: Explanation, run: RecordedRun, f: Row) -> dict[str, float | In
         more = math.nan if unsure else max(0.0, p["base_threads"] / p["rank_threads"] - 1)
     if late:
         who = f"rank {late[0].rank}" if len(late) == 1 else f"{len(late)} ranks"
-        f.late, f.to_try = who + (f" on {late[0].host}" if late[0].host else ""), _TRY.get(late[0].cause, _COMPUTES)
+        f.late = who + (f" on {late[0].host}" if late[0].host else "")
     if c.stalls is not None:
-        lap = {"sync": "while all ranks wait", "several": "in several laps"} | CAUSES
-        many = f"{c.stalls.count:,} of {plural(c.stalls.of, 'step', ',')}"
-        f.stalls = f"{many} for up to {milliseconds(c.stalls.longest_s)} ms {lap.get(c.stalls.lap, '')}"
         opens = c.stalls.opening and c.stalls.lap == "data"
-        f.stalls += "; they open epochs: keep the loader's processes (persistent_workers)" * opens
+        f.stalls = (
+            stall_words(c.stalls) + "; they open epochs: keep the loader's processes (persistent_workers)" * opens
+        )
 
     def part(lap: str) -> float:  # what neither late ranks nor stalls explain, which are told of them
         late_s: float = sum(each.cause_s for each in late if each.cause == lap) / c.workers
@@ -645,7 +550,6 @@ def _sizes(found: Explanation, run: RecordedRun, f: Row) -> dict[str, float | In
     return sizes | {
         "data": over(part("data"), WORTH),
         "thread" if c.loader_thread else "residual": over(part("residual"), UNEXPLAINED),
-        "denormal": not ours and over(f.slower_s, WORTH),  # ours flushes denormal numbers to 0
         "beside": over(beside_s, UNEXPLAINED),
         "communication": not ours and over(cost_s, WORTH),
         "hooks": ours and flat and over(hidden_s, WORTH),
@@ -653,6 +557,13 @@ def _sizes(found: Explanation, run: RecordedRun, f: Row) -> dict[str, float | In
         "ablation": ours and c.workers > 1 and math.isnan(cost_s) and run.state == "done",
         "synchronisation": here and run.synchronisation is None and bool(over(cost_s, WORTH)),
     }
+
+
+def stall_words(stalls: SimpleNamespace) -> str:
+    """Return how many steps stalled, for how long and where, of `accounting.stalls_of`."""
+    lap = {"sync": "while all ranks wait", "several": "in several laps"} | CAUSES
+    many = f"{stalls.count:,} of {plural(stalls.of, 'step', ',')}"
+    return f"{many} for up to {milliseconds(stalls.longest_s)} ms {lap[stalls.lap]}"
 
 
 def _beside(
@@ -681,28 +592,6 @@ def _beside(
             notes, line = baseline_command(run, batch=float(run["ref_batch"]), taken=taken)
         what = "record one worker of the same script beside it: that says what more workers add"
         yield Help("; ".join([what, *notes]), "baseline", line)
-
-
-def _slower_updates(run: RecordedRun) -> float:
-    """Return what updates on processors take more than early ones, mean over steps in s, of the rank with most; 0 where
-    they have not become longer, or forward and backward have too.
-
-    Compared are undisturbed steps: the 10 % quantiles of the first steps and of each of the last three tenths.
-    """
-    found = [0.0]
-    for columns in run.rows.values() if run.record.effective.get("device") == "cpu" else ():
-        laps = (columns.get(f"{lap}_s", ()) for lap in ("update", "forward", "backward"))
-        update, forward, backward = (np.asarray(lap, dtype=np.float64) for lap in laps)
-        count = len(update)
-        if not len(forward) == len(backward) == count >= 10 * MIN_STEPS or np.isnan(update + backward).any():
-            continue
-        tenths = [slice(10, 60), *(slice(count * tenth // 10, count * (tenth + 1) // 10) for tenth in (7, 8, 9))]
-        computing = np.nan_to_num(forward) + backward  # a forward that is not seen is in backward
-        early_s, *late_s = (float(np.quantile(update[each], 0.1)) for each in tenths)
-        before_s, *after_s = (float(np.quantile(computing[each], 0.1)) for each in tenths)
-        if min(late_s) >= 2 * early_s and min(after_s) <= 1.25 * before_s:
-            found.append(float(np.mean(update)) - early_s)
-    return max(found)
 
 
 def _gain(seconds: float, step_s: float) -> Interval:

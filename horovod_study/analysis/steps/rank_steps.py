@@ -282,11 +282,10 @@ class Lateness(SimpleNamespace):
     rank, host. own_s, wait_s: means of its own time and of its wait for the last rank. value_s, low_s, high_s: the
     lateness with its 95 % interval, negative where it is earlier than the others; certain_s: what it is at least,
     allowing for all ranks that were looked at. last_share: of the steps in which it was the last (ties are shared);
-    last_p: the chance of that among equal ranks, if steps were independent. laps_s: what each lap adds to the lateness.
-    cause: a key of CAUSES for a named or balanced rank, else empty; cause_s, cause_low_s, cause_high_s: by how much it
-    is late in these laps, as floor or median over steps, or as mean where that only is beyond doubt. quickest_s:
-    lateness of its quickest tenth of steps, of all laps together. balanced: longer in the laps of `cause` and shorter
-    in others, so that it is not late.
+    laps_s: what each lap adds to the lateness. cause: a key of CAUSES for a named or balanced rank, else empty;
+    cause_s, cause_low_s, cause_high_s: by how much it is late in these laps, as floor or median over steps, or as mean
+    where that only is beyond doubt. quickest_s: lateness of its quickest tenth of steps, of all laps together.
+    balanced: longer in the laps of `cause` and shorter in others, so that it is not late.
     """
 
 
@@ -441,8 +440,7 @@ def _lateness(
     share = float((last[:, place] / last.sum(axis=1)).mean())
     own_s, wait_s = (float(each[:, place].mean()) for each in (own, waits))
     found = Lateness(rank=rows.ranks[place], host=rows.hosts[place], own_s=own_s, wait_s=wait_s)
-    last_p = stats.binomial_tail(round(share * len(last)), len(last), 1 / ranks)
-    vars(found).update(last_share=share, last_p=last_p, laps_s=means, cause=cause, quickest_s=over(_floor, laps)[0])
+    vars(found).update(last_share=share, laps_s=means, cause=cause, quickest_s=over(_floor, laps)[0])
     vars(found).update(stats.around(total, error, freedom).named("value_s", "low_s", "high_s"), certain_s=certain_s)
     vars(found).update(there.named("cause_s", "cause_low_s", "cause_high_s"), balanced=by_lap and made_up_for)
     return found

@@ -483,11 +483,14 @@ overhead: sync / step of a run. times_faster: the throughput over that of the sm
 lost: 1 - X / (N X of one worker of the same batch), over `lost_base`.
 """
 
+_KNEE_PARTS = (
+    *("knee", "knee_low", "knee_high", "fixed_s", "fixed_low_s", "fixed_high_s"),
+    *("per_sample_s", "per_sample_low_s", "per_sample_high_s", "most_samples_per_s", "most_low", "most_high"),
+)
 KNEE_COLUMNS = (
     *("series", "setting", "partition", "backend", "transport", "workers", "nodes", "batches", "runs", "form"),
-    *("knee", "knee_low", "knee_high", "knee_at_most", "knee_at_least", "identified"),
-    *("fixed_s", "fixed_low_s", "fixed_high_s", "per_sample_s", "per_sample_low_s", "per_sample_high_s"),
-    *("most_samples_per_s", "most_low", "most_high", "batch_for_90_percent", "other_form", "other_knee", "aicc_gain"),
+    *(*_KNEE_PARTS[:3], "knee_at_most", "knee_at_least", "identified", *_KNEE_PARTS[3:]),
+    *("batch_for_90_percent", "other_form", "other_knee", "aicc_gain"),
     *("interval", "note", "reduction", "horovod_defaults"),
 )
 """One row per series, workers and nodes with several batches. aicc_gain: AICc of the other form less that of this."""
@@ -548,17 +551,16 @@ def knee(batch: ArrayLike, step_s: ArrayLike, *, workers: float = 1.0, seed: int
     at_most = high if not identified and value < largest and math.isfinite(high) else math.nan
     at_least = low if not identified and value > smallest and low > 0 else math.nan
     if not identified:
-        doubts.insert(0, f"not identifiable: {_why_not(value, low, high, smallest, largest)}")
+        why = "its interval is as wide as the batches measured; add repeats or batches further apart"
+        if not smallest <= value <= largest:
+            side, end = ("below", smallest) if value < smallest else ("above", largest)
+            where = f"at {value:.3g}, {side} the batches measured (interval {low:.3g} to {high:.3g})"
+            why = f"its estimate is {where}; add batches {side} {end:g}, or repeats"
+        doubts.insert(0, f"not identifiable: {why}")
     most = [workers / each if each > 0 else math.nan for each in (per_sample[0], per_sample[2], per_sample[1])]
     known = (value, low, high) if identified else [math.nan] * 3
     row: dict[str, Any] = {"form": form, "identified": identified, "knee_at_most": at_most, "knee_at_least": at_least}
-    for names, triple in (
-        (("knee", "knee_low", "knee_high"), known),
-        (("fixed_s", "fixed_low_s", "fixed_high_s"), fixed),
-        (("per_sample_s", "per_sample_low_s", "per_sample_high_s"), per_sample),
-        (("most_samples_per_s", "most_low", "most_high"), most),
-    ):
-        row |= zip(names, triple, strict=True)
+    row |= zip(_KNEE_PARTS, (*known, *fixed, *per_sample, *most), strict=True)
     row["batch_for_90_percent"] = value * (9.0 if form == SATURATION else 0.9) if identified else math.nan
     row["other_knee"] = knees[other] if math.isfinite(knees[other]) else math.nan
     return row | {"other_form": other, "aicc_gain": gain, "interval": how, "note": "; ".join(doubts)}
@@ -713,22 +715,6 @@ def batch_sizes(runs: pd.DataFrame, *, seed: int = 0) -> SimpleNamespace:
     )
 
 
-def _why_not(value: float, low: float, high: float, smallest: float, largest: float) -> str:
-    """Return why there is no knee among the batches measured, in words."""
-    if value < smallest < high:
-        side, reached, words, end = "below", "up", f"{high:.3g}", smallest
-    elif low < largest < value:
-        side, reached, words, end = "above", "down", f"{low:.3g}", largest
-    elif value < smallest:
-        return f"every batch measured is above the knee; add batches below {smallest:g}"
-    elif value > largest:
-        return f"every batch measured is below the knee; add batches above {largest:g}"
-    else:
-        return "its interval is as wide as the batches measured; add repeats or batches further apart"
-    where = f"its estimate is {side} the batches measured, its interval reaches {reached} to {words}"
-    return f"{where}; add batches {side} {end:g}, or repeats"
-
-
 _TIMED_ALIKE = ("partition", "precision", "model", *CHOICES)
 
 
@@ -779,15 +765,6 @@ def _batch_row(cell: pd.DataFrame, alone: Mapping[tuple[str, str], Floats]) -> d
     row |= {"lost": lost, "lost_low": lost_low, "lost_high": lost_high, "lost_base": "" if math.isnan(lost) else base}
     row["sync_s_median"] = math.nan if serial else stats.of_all(sync)
     return row | {"note": "" if serial else hidden_note(cell)}
-
-
-def knee_doubts(table: pd.DataFrame) -> list[str]:
-    """Return what a reader must know of the knees (KNEE_COLUMNS), one sentence per row that has one."""
-    return [
-        f"{row['series']} at {worker_counts([row['workers']])}, batch-size knee: {row['note']}."
-        for row in table.to_dict("records")
-        if row["note"] and row["form"]
-    ]
 
 
 # -------------------------------------------------------------------------------------------- what another node costs

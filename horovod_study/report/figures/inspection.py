@@ -11,7 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from horovod_study.analysis.machine import resources
-from horovod_study.analysis.steps.explanation import Inspection
+from horovod_study.analysis.steps.accounting import FAR
+from horovod_study.analysis.steps.explanation import Inspection, stall_words
 from horovod_study.analysis.steps.rank_steps import CAUSES, PARTS, Lateness, Stragglers
 from horovod_study.records import RecordedRun, RunSideFiles
 from horovod_study.report.grammar import Curve, Figure, Looks, Panel, write_files
@@ -46,7 +47,8 @@ def result_lines(found: Inspection) -> list[str]:
             f"Parallel efficiency {pop.parallel:.2f} = load balance {pop.load_balance:.2f} x communication efficiency "
             f"{pop.communication:.2f} (POP; useful is all that is not sync)."
         )
-    texts += _pause_lines(found)
+    if found.stalls is not None:
+        texts.append(f"Stalls, steps of more than {FAR:g} times the median: {stall_words(found.stalls)}.")
     if found.ablation is not None:
         texts.append(f"Communication by leaving it out: {found.ablation.sentence.rstrip('.')}.")
     texts += system_lines(found)
@@ -145,25 +147,6 @@ def _rank(late: Lateness) -> str:
 def _late(late: Lateness, part: str = "") -> str:
     names = [f"{part}s" if part else "value_s", f"{part}low_s", f"{part}high_s"]
     return quoted(*(1e3 * getattr(late, name) for name in names))
-
-
-def _pause_lines(found: Inspection) -> list[str]:
-    pauses = found.pauses
-    if pauses.why_not:
-        return [f"Pauses: {pauses.why_not}."]
-    regular = f"; they come every {pauses.every_steps:,} steps" if pauses.every_steps else ""
-    text = (
-        f"Pauses: {plural(pauses.count, 'step', ',')} took {_ms(pauses.threshold_s)} ms more than those around it (a "
-        f"step: {_ms(pauses.level_s)} ms), {1e3 * pauses.total_s:,.1f} ms in all, {100 * pauses.share:.2g} % of the "
-        f"time{regular}."
-    )
-    rows = []
-    for each in pauses.longest[:10]:
-        ranks = "all" if each.everywhere else ", ".join(map(str, each.ranks[:8])) + " ..." * (len(each.ranks) > 8)
-        at = NOTHING if each.at_s is None else f"{each.at_s:.1f}"
-        rows.append((f"{each.step:,}", f"{1e3 * each.size_s:.2f}", f"{each.steps}", at, each.lap, ranks))
-    heads = ("step", "ms above", "steps", "at, s", "lap", "ranks")
-    return [text, *(to_lines(table_of(heads, rows, texts=(4, 5)), indent=2) if rows else [])]
 
 
 _SYSTEM = ("cpu_percent", "rss_mb", "pss_mb", "gpu_percent", "gpu_memory_mb", "power_w")
