@@ -98,21 +98,19 @@ def fit(
     *,
     nodes: ArrayLike | None = None,
     per_node: ArrayLike | None = None,
-    runs: Sequence[Any] | ArrayLike | None = None,
     scaled_by: int | None = None,
 ) -> Law:
-    """Return a copy of `law` fitted to rows of (workers (R,), speedup (R,)); every row is one observation.
+    """Return a copy of `law` fitted to rows of (workers (R,), speedup (R,)); every row is one run.
 
     `nodes` and `per_node` (workers that fill a node) say where the rows were measured, for laws with constants of their
-    own across nodes. `runs` labels the rows of one run (default: every row is a run of its own); the bootstrap draws
-    whole runs. `scaled_by` is the worker count whose median throughput the speedups were divided by, when that baseline
-    comes from these rows: its noise then belongs to the intervals.
+    own across nodes. `scaled_by` is the worker count whose median throughput the speedups were divided by, when that
+    baseline comes from these rows: its noise then belongs to the intervals.
     A law with more parameters than distinct worker counts is fitted in its `reduced` form where it has one.
 
     Raises AnalysisError when the rows are not numbers above zero, or too few to determine the parameters.
     """
     copy: Law = clone(law)
-    return copy.learn(solve(law, [sample_of(workers, speedup, nodes, per_node, runs, scaled_by)])[0])
+    return copy.learn(solve(law, [sample_of(workers, speedup, nodes, per_node, scaled_by)])[0])
 
 
 def fit_quantity(
@@ -120,17 +118,16 @@ def fit_quantity(
     values: ArrayLike,
     *,
     nodes: ArrayLike | None = None,
-    runs: Sequence[Any] | ArrayLike | None = None,
     laws: Sequence[str] | None = None,
     seed: int = 0,
 ) -> QuantityFit:
     """Fit the laws of `QUANTITY_LAWS` to rows of a positive quantity: workers (R,), values (R,) in any unit.
 
-    `nodes` and `runs` are as for `fit`; `laws` are the names of those to fit.
+    `nodes` are as for `fit`; `laws` are the names of those to fit.
     With one distinct worker count there are no fits, and a doubt that says so.
     Raises AnalysisError when the rows are not numbers above zero.
     """
-    sample = sample_of(workers, values, nodes, runs=runs, seed=seed, kind="no value to fit a law to")
+    sample = sample_of(workers, values, nodes, seed=seed, kind="no value to fit a law to")
     if np.ptp(sample.where[0]) == 0:
         return QuantityFit(fits={}, selected=None, doubts=(one_count(sample.where[0, 0]),))
     doubts, fits = [], {}

@@ -58,7 +58,7 @@ def reach_of(solved: Solved, jacobian: Floats) -> tuple["Noise", str, Floats, Fl
     else:
         # from the spread of the runs at each place, one source each
         sample, influence = solved.sample, influence_of(jacobian, solved.sample.rows)
-        variance, freedom = sample.own * sample.run_variance, np.array(sample.runs) - 1.0
+        variance, freedom = sample.own * sample.run_variance, sample.rows - 1.0
         if sample.base is not None:
             influence[:, sample.base] -= influence @ sample.medians / sample.where[0, sample.base]
         moves, source = influence * np.sqrt(variance), np.arange(len(variance))
@@ -92,7 +92,7 @@ def _from_residuals(solved: Solved, jacobian: Floats) -> tuple[Noise, str]:
     if at_base.any():
         # A baseline run moves its own point and, the other way, all points.
         moves = moves - np.outer(moves @ sample.speedup, at_base / (at_base.sum() * sample.speedup[at_base].mean()))
-    of_median = np.sqrt([over_variance_of_mean(number) for number in sample.runs])[sample.place]
+    of_median = np.sqrt([over_variance_of_mean(number) for number in sample.rows])[sample.place]
     size = np.where(at_base, np.minimum(of_base, solved.base_noise), sizes) * of_median
     told = f"Student t from the residuals, noise {model} (too few repeats for a bootstrap over runs)"
     return Noise(moves=moves * size, source=at_base.astype(np.intp), freedom=np.full(2, float(freedom))), told

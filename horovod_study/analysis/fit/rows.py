@@ -34,8 +34,8 @@ Laws are fitted to the medians over the runs of a place, which are what a report
 
 speedup (R,), place (R,)   rows, and the index of their place
 where (3, K)               distinct places: workers, nodes and workers on the fullest node
-rows, medians, runs (K,)   rows per place, median speedup of the runs, each the mean of its rows, and their number
-run_variance (K,)          variance of the median over runs; NaN with one run
+rows, medians (K,)         rows per place, each of a run, and their median speedup
+run_variance (K,)          variance of that median; NaN with one run
 base                       place that the speedups were divided by; None where it is none
 own, shared, repeats       what runs that follow each other share (`_drift`)
 drawn (B, K)               bootstrap medians, rescaled by their own baseline; None with too few runs
@@ -47,51 +47,40 @@ def sample_of(
     speedup: ArrayLike,
     nodes: ArrayLike | None = None,
     per_node: ArrayLike | None = None,
-    runs: Sequence[Any] | ArrayLike | None = None,
     scaled_by: int | None = None,
     seed: int = 0,
     kind: str = "no throughput: leave out runs without a value above 0",
     repeat: ArrayLike | None = None,
 ) -> Sample:
     n, s = np.asarray(workers, dtype=np.float64).ravel(), np.asarray(speedup, dtype=np.float64).ravel()
-    labels = np.arange(n.size) if runs is None else pd.factorize(np.asarray(runs), sort=True)[0]
     refuse(
         "",
         (n.shape != s.shape or n.size == 0, f"{n.size} worker counts and {s.size} speedups: give one per worker count"),
-        (labels.shape != n.shape, f"{n.size} rows but {labels.size} run labels: give one label per row"),
         (scaled_by and scaled_by not in n, f"speedups cannot be scaled by {scaled_by} workers: no row has that count"),
         error=AnalysisError,
     )
     _check_numbers(n, s, kind)
     where = places(n, nodes, per_node=per_node)
-    keys = where[::-1]
-    order = np.lexsort((s, *keys) if runs is None else (s, labels, *keys))
-    drift = (1.0, None, 0) if repeat is None else _drift(where.T, np.log(s), np.asarray(repeat))
-    own, shared, repeats = drift
-    s, labels = s[order], labels[order]
-    where = where[:, order]
+    own, shared, repeats = (1.0, None, 0) if repeat is None else _drift(where.T, np.log(s), np.asarray(repeat))
+    order = np.lexsort((s, *where[::-1]))
+    s, where = s[order], where[:, order]
 
     new = np.concatenate([[True], np.any(where[:, 1:] != where[:, :-1], axis=0)])
     first = np.flatnonzero(new)
-    rows = np.diff(np.append(first, n.size))
-    per_run = []  # per place: the mean speedup of each run
-    for start, size in zip(first, rows, strict=True):
-        of_run = np.unique(labels[start : start + size], return_inverse=True)[1]
-        per_run.append(np.bincount(of_run, s[start : start + size]) / np.bincount(of_run))
-    numbers = tuple(len(each) for each in per_run)
-    over_mean = np.array([over_variance_of_mean(number) for number in numbers])
+    per_run = np.split(s, first[1:])
+    rows = np.array([len(each) for each in per_run])
+    over_mean = np.array([over_variance_of_mean(number) for number in rows])
     variance = [stats.variance_of_mean(each) if len(each) > 1 else np.nan for each in per_run]
     medians = np.array([np.median(each) for each in per_run])
     where = where[:, first]
     base = None if scaled_by is None else int(np.flatnonzero(where[0] == scaled_by)[0])
-    enough = min(numbers) >= 3 and len(first) > 1
+    enough = rows.min() >= 3 and len(first) > 1
     return Sample(
         speedup=s,
         place=np.cumsum(new) - 1,
         where=where,
         rows=rows.astype(np.float64),
         medians=medians,
-        runs=numbers,
         run_variance=over_mean * np.array(variance),
         base=base,
         own=own,
