@@ -12,7 +12,7 @@ from make.properties import examples
 from scipy import optimize
 
 from horovod_study.analysis.fit.fitting import fit, fit_quantity, fit_series
-from horovod_study.analysis.fit.form import places
+from horovod_study.analysis.fit.rows import places
 from horovod_study.analysis.importers import parse_points
 from horovod_study.analysis.laws import LAWS
 from horovod_study.errors import AnalysisError

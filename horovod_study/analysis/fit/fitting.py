@@ -22,8 +22,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 from sklearn.base import clone
 
-from horovod_study.analysis.fit.doubts import NOT_IDENTIFIABLE, slack_of, spread_of_medians
-from horovod_study.analysis.fit.intervals import baseline_noise, profiles
+from horovod_study.analysis.fit.intervals import NOT_IDENTIFIABLE, baseline_noise, profiles, slack_of, spread_of_medians
 from horovod_study.analysis.fit.least_squares import Solved, solve
 from horovod_study.analysis.fit.rows import (
     Sample,

@@ -1,6 +1,7 @@
 """Rows of points, checked and gathered: one series as the least squares want it, and doubts about the rows alone.
 
-Letters: R rows (observations), K distinct places (a worker count on a number of nodes), B bootstrap replicates.
+Letters: R rows (observations), N workers, M nodes, K distinct places (a worker count on a number of nodes), B bootstrap
+replicates.
 """
 
 import math
@@ -13,7 +14,6 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.fit.form import places
 from horovod_study.analysis.importers import SAMPLES
 from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError, refuse
@@ -25,6 +25,33 @@ _LONG = 1000  # runs from which on nothing is asked about drift, which takes the
 _MEDIAN_OVER_MEAN = {1: 1.0, 2: 1.0, 3: 1.346, 4: 1.193, 5: 1.434, 6: 1.288, 7: 1.473}
 """Variance of the median of normal runs over that of their mean; from order statistics (Sarhan, Greenberg 1962)."""
 _CORRELATIONS = {0.0: 0.5, 0.3: 0.1, 0.6: 0.1, 0.8: 0.1, 0.9: 0.1, 0.95: 0.1}  # of a run with the next, and priors
+
+
+def places(workers: ArrayLike, nodes: ArrayLike | None = None, *, per_node: ArrayLike | None = None) -> Floats:
+    """Places of `workers` (K,): workers, nodes and workers on the fullest node, (3, K).
+
+    Nodes are filled one after another with `per_node` workers where that is known.
+
+    With `nodes` alone the fullest node has N/M workers, rounded up; without either all workers share one node.
+    Raises AnalysisError where there are more nodes than workers, or workers than places on the nodes.
+    """
+    n = np.atleast_1d(np.asarray(workers, dtype=np.float64))
+    if nodes is None:
+        m = np.ones_like(n) if per_node is None else np.ceil(n / np.asarray(per_node, dtype=np.float64))
+    else:
+        m = np.broadcast_to(np.asarray(nodes, dtype=np.float64), n.shape)
+    wrong = ~((m >= 1) & (m <= np.ceil(n)))
+    if wrong.any():
+        raise AnalysisError(
+            f"{m[wrong][0]:g} nodes for {n[wrong][0]:g} workers: every node has at least one worker, so correct either"
+        )
+    evenly = np.where(m > 1, np.ceil(n / m), n)
+    fullest = evenly
+    if per_node is not None:
+        full = np.broadcast_to(np.asarray(per_node, dtype=np.float64), n.shape)
+        # A node cannot be fuller than full, nor leave another one empty.
+        fullest = np.where(m > 1, np.clip(np.minimum(full, n - m + 1), evenly, None), n)
+    return np.stack([n, m, fullest])
 
 
 Sample: TypeAlias = SimpleNamespace

@@ -25,7 +25,7 @@ from pydantic import Field, model_validator
 
 from horovod_study.analysis.costs import moved_share
 from horovod_study.analysis.fit.fitting import fit
-from horovod_study.analysis.fit.form import MAX_WORKERS, no_less_than_zero
+from horovod_study.analysis.fit.least_squares import MAX_WORKERS, no_less_than_zero
 from horovod_study.analysis.fit.rows import by_series, check_points, medians_at, off_counts, off_doubts
 from horovod_study.analysis.laws import LAWS, all_trends
 from horovod_study.analysis.laws.law import Law, Trend

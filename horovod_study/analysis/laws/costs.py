@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from horovod_study.analysis.costs import moved_share, ring_messages, rounds
-from horovod_study.analysis.fit.form import no_less_than_zero
+from horovod_study.analysis.fit.least_squares import no_less_than_zero
 from horovod_study.analysis.laws.law import STEPS, UNLIKELY, Law, Trend
 from horovod_study.analysis.stats import Floats
 

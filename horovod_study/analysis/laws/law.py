@@ -13,11 +13,16 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from horovod_study.analysis.fit.doubts import NOT_IDENTIFIABLE, parameter_doubts, peak_and_limit
-from horovod_study.analysis.fit.form import REACH, LawForm, best_counts, places
-from horovod_study.analysis.fit.intervals import as_likely, intervals_of, stretched
-from horovod_study.analysis.fit.least_squares import Solved, estimate, form_for, solve
-from horovod_study.analysis.fit.rows import sample_of
+from horovod_study.analysis.fit.intervals import (
+    NOT_IDENTIFIABLE,
+    as_likely,
+    intervals_of,
+    parameter_doubts,
+    peak_and_limit,
+    stretched,
+)
+from horovod_study.analysis.fit.least_squares import REACH, LawForm, Solved, best_counts, estimate, form_for, solve
+from horovod_study.analysis.fit.rows import places, sample_of
 from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError, refuse
 

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.fit.fitting import QuantityFit, fit_quantity
-from horovod_study.analysis.fit.form import REACH
+from horovod_study.analysis.fit.least_squares import REACH
 from horovod_study.analysis.series.culprits import of_kind
 from horovod_study.analysis.series.points import (
     CAPTURED,
