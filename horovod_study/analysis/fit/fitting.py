@@ -3,13 +3,11 @@
 Letters: R rows (observations), K distinct places (a worker count on a number of nodes), k parameters of a law,
 B sets of medians fitted at once (series, bootstrap replicates, or series with a worker count left out).
 
-The estimate is least squares of the law on the median speedup of the runs at each place, as pages show it, weighted
-with its rows, inside the law's bounds. The 95 % interval depends on what was measured, and `interval_method` says which
-way was gone: bootstrap over runs where there are three at every worker count, stretched by t/z with the degrees of
-freedom that they leave for the parameter in question (five repeats know their own variance badly, and most of what a
-slope depends on are the runs at the largest count); else Student t with the residuals of the fit, whose noise is
-constant or proportional to the speedup, as likelihood says. docs/metrics.md, "Laws", has all of it and its sources.
-Where the speedup was divided by runs of the same series, their noise moves all points together; both ways know that.
+The estimate is least squares of the law on the median speedup of the runs at each place, weighted with its rows, inside
+the law's bounds. The 95 % interval is by bootstrap over runs where there are three at every worker count, stretched by
+t/z with the degrees of freedom that they leave; else Student t with the residuals of the fit. Where the speedup was
+divided by runs of the same series, both know that their noise moves all points together. docs/metrics.md, "Laws", has
+all of it and its sources.
 """
 
 import math
@@ -126,7 +124,7 @@ def fit_quantity(
     With one distinct worker count there are no fits, and a doubt that says so.
     Raises AnalysisError when the rows are not numbers above zero.
     """
-    sample = sample_of(workers, values, nodes, seed=seed, kind="no value to fit a law to")
+    sample = sample_of(workers, values, nodes, seed=seed, kind="no value to fit a law to", ordered=True)
     if np.ptp(sample.where[0]) == 0:
         return QuantityFit(fits={}, selected=None, doubts=(one_count(sample.where[0, 0]),))
     doubts, fits = [], {}

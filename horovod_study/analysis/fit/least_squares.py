@@ -36,6 +36,7 @@ class LawForm:
     misread: ClassVar[str] = ""  # what to make of the parameters in other modes, as the end of a sentence
     range_at: ClassVar[Mapping[str, Callable[[float], float]]] = {}  # cost -> the most it can be at n
     hiding: ClassVar[str] = ""  # parameter from 1 up that says how much of the costs hides behind the work
+    cause: ClassVar[str] = ""  # what its costs are, in one word
     staircase: ClassVar[bool] = False  # whether only whole counts can be shown
     needs_profile: ClassVar[bool] = False  # whether parameters make up for each other: only profiles give intervals
     formula: str = ""
@@ -82,8 +83,9 @@ class LawForm:
         return math.inf if math.isinf(peak) and at > 1.001 * before else float(at)
 
     def bottleneck_of(self, n: float, **values: float) -> str | None:
-        """Return what costs most at `n` workers, where the law says it."""
-        return None
+        """Return what costs most at `n` workers, where the law says it: its `cause`, if any cost is above zero."""
+        costly = any(values[name] > 0 for name in self.costs or self.parameters)
+        return (self.cause if costly else "none") if self.cause else None
 
     @property
     def parameters(self) -> tuple[str, ...]:

@@ -78,7 +78,9 @@ def sample_of(
     seed: int = 0,
     kind: str = "no throughput: leave out runs without a value above 0",
     repeat: ArrayLike | None = None,
+    ordered: bool = False,
 ) -> Sample:
+    """`ordered`: rows of a place stay in their order, which drawn runs depend on; else they go by their values."""
     n, s = np.asarray(workers, dtype=np.float64).ravel(), np.asarray(speedup, dtype=np.float64).ravel()
     refuse(
         "",
@@ -89,7 +91,7 @@ def sample_of(
     _check_numbers(n, s, kind)
     where = places(n, nodes, per_node=per_node)
     own, shared, repeats = (1.0, None, 0) if repeat is None else _drift(where.T, np.log(s), np.asarray(repeat))
-    order = np.lexsort((s, *where[::-1]))
+    order = np.lexsort(where[::-1] if ordered else (s, *where[::-1]))
     s, where = s[order], where[:, order]
 
     new = np.concatenate([[True], np.any(where[:, 1:] != where[:, :-1], axis=0)])

@@ -1,14 +1,10 @@
 """Forecast the throughput of worker counts that were not measured, with intervals that widen with distance.
 
-No single law is right for everybody's data: published curves of data-parallel training mostly level off after the
-first workers, as a ring all-reduce does, while fixed work runs into Amdahl's or Gunther's ceiling.
-So the forecast is a weighted mean of `trends` of the medians at each count, which weigh as they predicted
-the largest known counts. It is never above ideal scaling from the best per-worker throughput known. The interval
-combines the noise of one run, the errors about the largest known counts (growing with the doublings beyond the data),
-and the disagreement of the laws. A node boundary changes the regime: `_predict_series`, `_network_cost`.
-`score` hides the largest known counts and compares.
-docs/metrics.md, "Forecast" and "Hold-out score", have all of it; the constants here are no physics, they were chosen on
-published tables: benchmarks/published/README.md, "Two halves".
+The forecast is a weighted mean of `trends` of the medians at each count, which weigh as they predicted the largest
+known counts, and never above ideal scaling from the best per-worker throughput. The interval combines the noise of one
+run, the errors about the largest known counts (growing with the doublings beyond the data), and the disagreement of the
+laws. `score` hides the largest known counts and compares. docs/metrics.md, "Forecast" and "Hold-out score", have all of
+it; the constants are no physics, they were chosen on published tables: benchmarks/published/README.md, "Two halves".
 
 Letters: K distinct worker counts known, M counts to forecast, P known points, G cells of the grid of StepModel.
 """

@@ -1,10 +1,7 @@
 """What training costs: energy per sample and worker hours of every cell, and how these grow with the workers.
 
-A cell is what its repeats say together, as in `points`. Besides, laws of every quantity that training takes more of or
-less of with more workers: energy per sample, worker hours per epoch, and samples, seconds, worker hours and joules to a
-target. A law is fitted to runs, one value each. docs/metrics.md defines every quantity.
-
-A worker is a GPU where the runs trained on GPUs, and worker hours are GPU hours then.
+A cell is what its repeats say together, as in `points`. Besides, laws of every quantity that changes with the workers,
+fitted to runs, one value each. docs/metrics.md defines them. Worker hours are GPU hours where the runs were on GPUs.
 """
 
 import math
@@ -104,12 +101,9 @@ def fit_quantities(runs: pd.DataFrame, crossings: pd.DataFrame, *, seed: int = 0
     """Return the laws of every quantity that the parallel series of a run table know at two worker counts or more.
 
     Each has `series`, `quantity` (energy_per_sample_j, worker_hours_per_epoch, or what a target took), `target_mse`
-    (NaN without one), `fit` (None where the runs allow none), `censored` (runs that did not meet the target: lower
-    bounds), `most_workers` and `doubts`.
-    `crossings` (`convergence.Convergence.crossings`) has what each run took to each target. Of equal workers on several
-    numbers of nodes those on the fewest count, as for laws of throughput. A worker count at which some run did not meet
-    the target is left out of the laws of that target: the runs that did are the quick ones, and the others only have
-    lower bounds. A doubt names it and says which way this bends the law.
+    (NaN without one), `fit` (None where the runs allow none), `censored` (runs that did not meet the target),
+    `most_workers` and `doubts`. `crossings` has what each run took to each target. A worker count at which some run did
+    not meet the target is left out, for those that did are the quick ones: a doubt says which way this bends the law.
     """
     table = _completed(runs)
     found = list[SimpleNamespace]()

@@ -188,11 +188,8 @@ def _families(table: pd.DataFrame) -> list[SimpleNamespace]:
 
     Of each: settings; kind, a key of _WORK; rows, labels in the run table; batch, local, or global where that one is
     fixed; train_samples, of one worker where the data set grows with the workers, of the fewest where sizes differ;
-    threads of a worker, where its runs differ in nothing else.
-
-    A run belongs to one series. Cells of a study of local and of global batches may fit several rules: the one that is
-    tried first is chosen so that series are as long as possible (largest sum of squared numbers of worker counts), a
-    fixed local batch where that decides nothing. `_doubt_shared` names the series that then lacks a point.
+    threads of a worker, where its runs differ in nothing else. A run belongs to one series: of the rules that may claim
+    it that is tried first which makes series as long as possible. `_doubt_shared` names the one that lacks a point.
     """
     families = []
     sizes = ["workers", "batch", "global_batch", "train_samples", "rank_threads"]
