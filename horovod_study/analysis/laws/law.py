@@ -255,13 +255,13 @@ class Law(RegressorMixin, BaseEstimator, LawForm):
         """Return the 95 % interval of `knee()`, inf where it is open; None where it is not known."""
         return self._spread_of(2, self.knee())
 
-    def bottleneck(self, n: float | None = None) -> str | None:
-        """Return what costs most at `n` (the largest fitted count): "contention", "communication" or "none"; else None.
+    def bottleneck(self) -> str | None:
+        """Return what costs most at the largest fitted count: "contention", "communication" or "none"; else None.
 
         usl says "contention" or "coherency", its word for communication of all with all. amdahl and gustafson know
         serial work only ("contention"), ring, tree and overlap communication; the others claim nothing about causes.
         """
-        return self.form_.bottleneck_of(self.workers_[-1] if n is None else n, **self.params_)
+        return self.form_.bottleneck_of(self.workers_[-1], **self.params_)
 
     @property
     def applies(self) -> bool:

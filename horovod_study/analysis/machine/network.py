@@ -106,8 +106,6 @@ class _Loose(BaseModel):
 class _FitForm(_Loose):
     alpha_s: Annotated[float, Field(ge=0)]
     beta_bytes_per_s: Annotated[float, Field(gt=0)]
-    low_bytes: Annotated[float, Field(ge=0)] = 0.0
-    high_bytes: Annotated[float, Field(ge=0)] = math.inf
 
 
 class _Rank(_Loose):

@@ -208,16 +208,11 @@ def doubts(runs: pd.DataFrame) -> list[str]:
 
 # -------------------------------------------------------------------------- use and power against workers and over time
 
-QUANTITIES = {
-    "gpu_percent": "mean over the GPUs",
-    "gpu_power_w": "sum over the GPUs",
-    "gpu_power_w_per_gpu": "mean over the GPUs",
-    "gpu_memory_mb": "largest of the window, mean over the GPUs",
-    "cpu_percent_per_rank": "of one core, mean over the ranks",
-    "rss_mb_per_rank": "largest of the window, mean over the ranks",
-    "package_power_w": "sum over the processors",
-}
-"""Columns of the run table, and what each is of the devices of a run."""
+QUANTITIES = (
+    *("gpu_percent", "gpu_power_w", "gpu_power_w_per_gpu", "gpu_memory_mb"),
+    *("cpu_percent_per_rank", "rss_mb_per_rank", "package_power_w"),
+)
+"""Columns of the run table; docs/metrics.md says what each is of the devices of a run."""
 
 _SETTINGS = ("series", "setting", "partition", "backend", "transport", "reduction", "horovod_defaults")
 
