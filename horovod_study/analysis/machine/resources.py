@@ -5,7 +5,6 @@ fitted to runs, one value each. docs/metrics.md defines them. Worker hours are G
 """
 
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
@@ -13,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.fit.fitting import QuantityFit, fit_quantity
@@ -264,26 +262,20 @@ def load(runs: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFrame:
     """
     table = with_series(runs)
     table = table[measured(table) & table["run"].isin(profiles["run"])]
-    ordered = profiles.sort_values(["run", "part"], kind="stable")
-    values = ordered[list(OVER_TIME)].to_numpy(dtype=np.float64)
-    begin_s, end_s = (ordered[name].to_numpy(dtype=np.float64) for name in ("begin_s", "end_s"))
-    courses: dict[str, NDArray[np.float64]] = {}  # run -> the middle of each slice, (SLICES, 1 + len(OVER_TIME))
-    for run, rows in ordered.groupby("run", sort=False).indices.items():
-        places = rows[((np.arange(SLICES) + 0.5) / SLICES * len(rows)).astype(np.int64)]
-        at_s = (begin_s[places] + end_s[places]) / 2 - begin_s[rows[0]]
-        courses[str(run)] = np.column_stack([at_s, values[places]])
-    cells = cells_of(table)
-    if not cells:
+    if table.empty:
         return pd.DataFrame(columns=list(LOAD_COLUMNS))
-    heads = pd.DataFrame([_head(cell) for cell in cells])
-    found = heads.loc[heads.index.repeat(SLICES)].reset_index(drop=True)
-    found["slice"] = np.tile(np.arange(SLICES), len(cells))
-    repeats = [np.stack([courses[name] for name in cell["run"]]) for cell in cells]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # all NaN: no repeat knows it
-        for end in ("median", "min", "max"):
-            columns = np.concatenate([getattr(np, f"nan{end}")(each, axis=0) for each in repeats])
-            found[[f"{name}_{end}" for name in ("at_s", *OVER_TIME)]] = columns
+    ordered = profiles.sort_values(["run", "part"], kind="stable").astype(dict.fromkeys(OVER_TIME, "float64"))
+    of_run, middles = ordered.groupby("run", sort=False), (np.arange(SLICES) + 0.5) / SLICES
+    since = of_run["begin_s"].transform("first", skipna=False)
+    places = [rows[(middles * len(rows)).astype(np.int64)] for rows in of_run.indices.values()]
+    slices = ordered.assign(at_s=(ordered["begin_s"] + ordered["end_s"]) / 2 - since).iloc[np.concatenate(places)]
+    slices["slice"] = np.tile(np.arange(SLICES), len(places))
+    cell = table.groupby(["series", *points.CELL], dropna=False, sort=False).ngroup()
+    each = table[["run"]].assign(cell=cell).merge(slices, on="run").groupby(["cell", "slice"])
+    found = each[["at_s", *OVER_TIME]].agg(["median", "min", "max"])
+    found.columns = ["_".join(names) for names in found.columns]
+    heads = pd.DataFrame([_head(rows) for rows in cells_of(table)])
+    found = found.reset_index("slice").join(heads).reset_index(drop=True)
     return found.rename(columns={"at_s_median": "at_s"})[list(LOAD_COLUMNS)]
 
 
