@@ -12,7 +12,9 @@ from horovod_study.analysis.series.points import one_worker, remedy
 LINES = {
     "torchrun --nproc-per-node 2 train.py --n 2": "torchrun --nproc-per-node 1 train.py --n 2",
     "torchrun --standalone --nproc_per_node=gpu t.py": "torchrun --standalone --nproc_per_node=1 t.py",
-    "torchrun --nnodes 2 --nproc-per-node 4 -m pkg.train": "torchrun --nnodes 1 --nproc-per-node 1 -m pkg.train",
+    "torchrun --nnodes 2 --nproc-per-node 4 -m pkg.train -n 2": (
+        "torchrun --nnodes 1 --nproc-per-node 1 -m pkg.train -n 2"
+    ),
     "python -m torch.distributed.run --nproc-per-node 2 t.py": (
         "python -m torch.distributed.run --nproc-per-node 1 t.py"
     ),
