@@ -1082,7 +1082,7 @@ def slices_of(rows: Iterable[TurnSlice], folder: str = ".") -> list[paired.Slice
 # How launchers are told of ranks and nodes, and how many; where the words of the script begin.
 _RANKS = re.compile(
     r"(\s(?:-np?|--np|-N|--ntasks(?:-per-node)?|--n?nodes|--nproc[-_]per[-_]node|"
-    r"--num[-_](?:proc|processes|gpus|nodes|machines))(?:[ =]|(?<=-[nN])))(?:\d+|gpu|auto)(?= )"
+    r"--num[-_](?:proc|processes|gpus|nodes|machines))(?:[ =]|(?<=-[nN])))(?:\d+|gpu|auto)(?= |$)"
 )
 _SCRIPT = re.compile(r"\S+\.py\b| -m (?!torch\.distributed)")
 
