@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis.fit.fitting import fit_quantity, fit_series
-from horovod_study.analysis.fit.form import places
+from horovod_study.analysis.fit.rows import places
 from horovod_study.analysis.laws import LAWS, QUANTITY_LAWS
 from horovod_study.analysis.laws.law import Law
 

@@ -102,7 +102,7 @@ def test_every_module_of_the_analysis_wing_is_in_the_reference(built: Path, page
     ]
 
     assert sorted(set(modules) - known) == [], "add `::: MODULE` to a page of docs/api"
-    assert {"horovod_study.records.read_run", "horovod_study.analysis.fit.form.LawForm.for_mode"} <= known
+    assert {"horovod_study.records.read_run", "horovod_study.analysis.fit.least_squares.LawForm.for_mode"} <= known
 
 
 def test_the_search_knows_pages_and_the_reference(built: Path) -> None:

@@ -12,7 +12,7 @@ from make.properties import examples
 from scipy import optimize
 
 from horovod_study.analysis.fit.fitting import fit, fit_quantity, fit_series
-from horovod_study.analysis.fit.form import places
+from horovod_study.analysis.fit.rows import places
 from horovod_study.analysis.importers import parse_points
 from horovod_study.analysis.laws import LAWS
 from horovod_study.errors import AnalysisError
@@ -230,23 +230,6 @@ class TestProperties:
         assert relative[1] <= relative[3] * (1 + 1e-9)
         assert fitted.extrapolates(17)
         assert not fitted.extrapolates(16)
-
-    def test_runs_of_several_rows_are_drawn_together(self):
-        # Three runs of two identical windows hold no more than three runs.
-        n = np.repeat([1, 2, 4, 8], 3)
-        s = LAWS["amdahl"].curve(n, s=0.1) * (1 + 0.02 * np.random.default_rng(0).standard_normal(12))
-        runs = np.arange(12)
-
-        once = fit(LAWS["amdahl"], n, s, runs=runs)
-        twice = fit(LAWS["amdahl"], np.tile(n, 2), np.tile(s, 2), runs=np.tile(runs, 2))
-        naive = fit(LAWS["amdahl"], np.tile(n, 2), np.tile(s, 2))
-
-        width = {
-            k: f.intervals_["s"][1] - f.intervals_["s"][0]
-            for k, f in {"once": once, "twice": twice, "naive": naive}.items()
-        }
-        assert width["once"] == pytest.approx(width["twice"])
-        assert width["naive"] < 0.75 * width["once"]
 
 
 class TestCoverage:
@@ -729,8 +712,6 @@ class TestBadInput:
     def test_lengths_must_agree(self, golden):
         with pytest.raises(AnalysisError, match="3 worker counts and 2 speedups"):
             fit(LAWS["linear"], [1, 2, 3], [1.0, 2.0])
-        with pytest.raises(AnalysisError, match="2 rows but 1 run labels"):
-            fit(LAWS["linear"], [1, 2], [1.0, 2.0], runs=["a"])
         with golden.raises(AnalysisError, match="3 workers"):
             fit(LAWS["linear"], [1, 2], [1.0, 2.0], scaled_by=3)
 

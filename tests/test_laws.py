@@ -15,7 +15,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from horovod_study import laws
 from horovod_study.analysis.fit.fitting import fit, fit_series
-from horovod_study.analysis.fit.form import places
+from horovod_study.analysis.fit.rows import places
 from horovod_study.analysis.laws import LAWS, QUANTITY_LAWS
 from horovod_study.analysis.laws.costs import karp_flatt
 from horovod_study.errors import AnalysisError

@@ -1644,7 +1644,7 @@ def benches_of(text: str, *, source: str, gradient_bytes: float | None = None) -
     name, placed = placed_name(source)
     if text.lstrip().startswith("{"):
         content = parse_json(text, source=source, error=AnalysisError, again=f"give {BENCH_FILE}")
-        for key in {"fits", "model"} - {*content}:
+        for key in (name for name in ("fits", "model") if name not in content):
             raise AnalysisError(f"{source}: has no {key!r}; give {BENCH_FILE}")
         return [content]
     for comma in filter(None, (_COMMA.match(_LAUNCHER.sub("", line)) for line in text.splitlines())):

@@ -3,13 +3,11 @@
 Letters: R rows (observations), K distinct places (a worker count on a number of nodes), k parameters of a law,
 B sets of medians fitted at once (series, bootstrap replicates, or series with a worker count left out).
 
-The estimate is least squares of the law on the median speedup of the runs at each place, as pages show it, weighted
-with its rows, inside the law's bounds. The 95 % interval depends on what was measured, and `interval_method` says which
-way was gone: bootstrap over runs where there are three at every worker count, stretched by t/z with the degrees of
-freedom that they leave for the parameter in question (five repeats know their own variance badly, and most of what a
-slope depends on are the runs at the largest count); else Student t with the residuals of the fit, whose noise is
-constant or proportional to the speedup, as likelihood says. docs/metrics.md, "Laws", has all of it and its sources.
-Where the speedup was divided by runs of the same series, their noise moves all points together; both ways know that.
+The estimate is least squares of the law on the median speedup of the runs at each place, weighted with its rows, inside
+the law's bounds. The 95 % interval is by bootstrap over runs where there are three at every worker count, stretched by
+t/z with the degrees of freedom that they leave; else Student t with the residuals of the fit. Where the speedup was
+divided by runs of the same series, both know that their noise moves all points together. docs/metrics.md, "Laws", has
+all of it and its sources.
 """
 
 import math
@@ -22,8 +20,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 from sklearn.base import clone
 
-from horovod_study.analysis.fit.doubts import NOT_IDENTIFIABLE, slack_of, spread_of_medians
-from horovod_study.analysis.fit.intervals import baseline_noise, profiles
+from horovod_study.analysis.fit.intervals import NOT_IDENTIFIABLE, baseline_noise, profiles, slack_of, spread_of_medians
 from horovod_study.analysis.fit.least_squares import Solved, solve
 from horovod_study.analysis.fit.rows import (
     Sample,
@@ -98,21 +95,19 @@ def fit(
     *,
     nodes: ArrayLike | None = None,
     per_node: ArrayLike | None = None,
-    runs: Sequence[Any] | ArrayLike | None = None,
     scaled_by: int | None = None,
 ) -> Law:
-    """Return a copy of `law` fitted to rows of (workers (R,), speedup (R,)); every row is one observation.
+    """Return a copy of `law` fitted to rows of (workers (R,), speedup (R,)); every row is one run.
 
     `nodes` and `per_node` (workers that fill a node) say where the rows were measured, for laws with constants of their
-    own across nodes. `runs` labels the rows of one run (default: every row is a run of its own); the bootstrap draws
-    whole runs. `scaled_by` is the worker count whose median throughput the speedups were divided by, when that baseline
-    comes from these rows: its noise then belongs to the intervals.
+    own across nodes. `scaled_by` is the worker count whose median throughput the speedups were divided by, when that
+    baseline comes from these rows: its noise then belongs to the intervals.
     A law with more parameters than distinct worker counts is fitted in its `reduced` form where it has one.
 
     Raises AnalysisError when the rows are not numbers above zero, or too few to determine the parameters.
     """
     copy: Law = clone(law)
-    return copy.learn(solve(law, [sample_of(workers, speedup, nodes, per_node, runs, scaled_by)])[0])
+    return copy.learn(solve(law, [sample_of(workers, speedup, nodes, per_node, scaled_by)])[0])
 
 
 def fit_quantity(
@@ -120,17 +115,16 @@ def fit_quantity(
     values: ArrayLike,
     *,
     nodes: ArrayLike | None = None,
-    runs: Sequence[Any] | ArrayLike | None = None,
     laws: Sequence[str] | None = None,
     seed: int = 0,
 ) -> QuantityFit:
     """Fit the laws of `QUANTITY_LAWS` to rows of a positive quantity: workers (R,), values (R,) in any unit.
 
-    `nodes` and `runs` are as for `fit`; `laws` are the names of those to fit.
+    `nodes` are as for `fit`; `laws` are the names of those to fit.
     With one distinct worker count there are no fits, and a doubt that says so.
     Raises AnalysisError when the rows are not numbers above zero.
     """
-    sample = sample_of(workers, values, nodes, runs=runs, seed=seed, kind="no value to fit a law to")
+    sample = sample_of(workers, values, nodes, seed=seed, kind="no value to fit a law to", ordered=True)
     if np.ptp(sample.where[0]) == 0:
         return QuantityFit(fits={}, selected=None, doubts=(one_count(sample.where[0, 0]),))
     doubts, fits = [], {}

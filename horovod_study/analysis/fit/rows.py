@@ -1,6 +1,7 @@
 """Rows of points, checked and gathered: one series as the least squares want it, and doubts about the rows alone.
 
-Letters: R rows (observations), K distinct places (a worker count on a number of nodes), B bootstrap replicates.
+Letters: R rows (observations), N workers, M nodes, K distinct places (a worker count on a number of nodes), B bootstrap
+replicates.
 """
 
 import math
@@ -13,7 +14,6 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.fit.form import places
 from horovod_study.analysis.importers import SAMPLES
 from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError, refuse
@@ -27,6 +27,33 @@ _MEDIAN_OVER_MEAN = {1: 1.0, 2: 1.0, 3: 1.346, 4: 1.193, 5: 1.434, 6: 1.288, 7: 
 _CORRELATIONS = {0.0: 0.5, 0.3: 0.1, 0.6: 0.1, 0.8: 0.1, 0.9: 0.1, 0.95: 0.1}  # of a run with the next, and priors
 
 
+def places(workers: ArrayLike, nodes: ArrayLike | None = None, *, per_node: ArrayLike | None = None) -> Floats:
+    """Places of `workers` (K,): workers, nodes and workers on the fullest node, (3, K).
+
+    Nodes are filled one after another with `per_node` workers where that is known.
+
+    With `nodes` alone the fullest node has N/M workers, rounded up; without either all workers share one node.
+    Raises AnalysisError where there are more nodes than workers, or workers than places on the nodes.
+    """
+    n = np.atleast_1d(np.asarray(workers, dtype=np.float64))
+    if nodes is None:
+        m = np.ones_like(n) if per_node is None else np.ceil(n / np.asarray(per_node, dtype=np.float64))
+    else:
+        m = np.broadcast_to(np.asarray(nodes, dtype=np.float64), n.shape)
+    wrong = ~((m >= 1) & (m <= np.ceil(n)))
+    if wrong.any():
+        raise AnalysisError(
+            f"{m[wrong][0]:g} nodes for {n[wrong][0]:g} workers: every node has at least one worker, so correct either"
+        )
+    evenly = np.where(m > 1, np.ceil(n / m), n)
+    fullest = evenly
+    if per_node is not None:
+        full = np.broadcast_to(np.asarray(per_node, dtype=np.float64), n.shape)
+        # A node cannot be fuller than full, nor leave another one empty.
+        fullest = np.where(m > 1, np.clip(np.minimum(full, n - m + 1), evenly, None), n)
+    return np.stack([n, m, fullest])
+
+
 Sample: TypeAlias = SimpleNamespace
 """Rows of one series in the form that all laws share: per place and per run.
 
@@ -34,8 +61,8 @@ Laws are fitted to the medians over the runs of a place, which are what a report
 
 speedup (R,), place (R,)   rows, and the index of their place
 where (3, K)               distinct places: workers, nodes and workers on the fullest node
-rows, medians, runs (K,)   rows per place, median speedup of the runs, each the mean of its rows, and their number
-run_variance (K,)          variance of the median over runs; NaN with one run
+rows, medians (K,)         rows per place, each of a run, and their median speedup
+run_variance (K,)          variance of that median; NaN with one run
 base                       place that the speedups were divided by; None where it is none
 own, shared, repeats       what runs that follow each other share (`_drift`)
 drawn (B, K)               bootstrap medians, rescaled by their own baseline; None with too few runs
@@ -47,51 +74,42 @@ def sample_of(
     speedup: ArrayLike,
     nodes: ArrayLike | None = None,
     per_node: ArrayLike | None = None,
-    runs: Sequence[Any] | ArrayLike | None = None,
     scaled_by: int | None = None,
     seed: int = 0,
     kind: str = "no throughput: leave out runs without a value above 0",
     repeat: ArrayLike | None = None,
+    ordered: bool = False,
 ) -> Sample:
+    """`ordered`: rows of a place stay in their order, which drawn runs depend on; else they go by their values."""
     n, s = np.asarray(workers, dtype=np.float64).ravel(), np.asarray(speedup, dtype=np.float64).ravel()
-    labels = np.arange(n.size) if runs is None else pd.factorize(np.asarray(runs), sort=True)[0]
     refuse(
         "",
         (n.shape != s.shape or n.size == 0, f"{n.size} worker counts and {s.size} speedups: give one per worker count"),
-        (labels.shape != n.shape, f"{n.size} rows but {labels.size} run labels: give one label per row"),
         (scaled_by and scaled_by not in n, f"speedups cannot be scaled by {scaled_by} workers: no row has that count"),
         error=AnalysisError,
     )
     _check_numbers(n, s, kind)
     where = places(n, nodes, per_node=per_node)
-    keys = where[::-1]
-    order = np.lexsort((s, *keys) if runs is None else (s, labels, *keys))
-    drift = (1.0, None, 0) if repeat is None else _drift(where.T, np.log(s), np.asarray(repeat))
-    own, shared, repeats = drift
-    s, labels = s[order], labels[order]
-    where = where[:, order]
+    own, shared, repeats = (1.0, None, 0) if repeat is None else _drift(where.T, np.log(s), np.asarray(repeat))
+    order = np.lexsort(where[::-1] if ordered else (s, *where[::-1]))
+    s, where = s[order], where[:, order]
 
     new = np.concatenate([[True], np.any(where[:, 1:] != where[:, :-1], axis=0)])
     first = np.flatnonzero(new)
-    rows = np.diff(np.append(first, n.size))
-    per_run = []  # per place: the mean speedup of each run
-    for start, size in zip(first, rows, strict=True):
-        of_run = np.unique(labels[start : start + size], return_inverse=True)[1]
-        per_run.append(np.bincount(of_run, s[start : start + size]) / np.bincount(of_run))
-    numbers = tuple(len(each) for each in per_run)
-    over_mean = np.array([over_variance_of_mean(number) for number in numbers])
+    per_run = np.split(s, first[1:])
+    rows = np.array([len(each) for each in per_run])
+    over_mean = np.array([over_variance_of_mean(number) for number in rows])
     variance = [stats.variance_of_mean(each) if len(each) > 1 else np.nan for each in per_run]
     medians = np.array([np.median(each) for each in per_run])
     where = where[:, first]
     base = None if scaled_by is None else int(np.flatnonzero(where[0] == scaled_by)[0])
-    enough = min(numbers) >= 3 and len(first) > 1
+    enough = rows.min() >= 3 and len(first) > 1
     return Sample(
         speedup=s,
         place=np.cumsum(new) - 1,
         where=where,
         rows=rows.astype(np.float64),
         medians=medians,
-        runs=numbers,
         run_variance=over_mean * np.array(variance),
         base=base,
         own=own,

@@ -1,14 +1,10 @@
 """Forecast the throughput of worker counts that were not measured, with intervals that widen with distance.
 
-No single law is right for everybody's data: published curves of data-parallel training mostly level off after the
-first workers, as a ring all-reduce does, while fixed work runs into Amdahl's or Gunther's ceiling.
-So the forecast is a weighted mean of `trends` of the medians at each count, which weigh as they predicted
-the largest known counts. It is never above ideal scaling from the best per-worker throughput known. The interval
-combines the noise of one run, the errors about the largest known counts (growing with the doublings beyond the data),
-and the disagreement of the laws. A node boundary changes the regime: `_predict_series`, `_network_cost`.
-`score` hides the largest known counts and compares.
-docs/metrics.md, "Forecast" and "Hold-out score", have all of it; the constants here are no physics, they were chosen on
-published tables: benchmarks/published/README.md, "Two halves".
+The forecast is a weighted mean of `trends` of the medians at each count, which weigh as they predicted the largest
+known counts, and never above ideal scaling from the best per-worker throughput. The interval combines the noise of one
+run, the errors about the largest known counts (growing with the doublings beyond the data), and the disagreement of the
+laws. `score` hides the largest known counts and compares. docs/metrics.md, "Forecast" and "Hold-out score", have all of
+it; the constants are no physics, they were chosen on published tables: benchmarks/published/README.md, "Two halves".
 
 Letters: K distinct worker counts known, M counts to forecast, P known points, G cells of the grid of StepModel.
 """
@@ -25,7 +21,7 @@ from pydantic import Field, model_validator
 
 from horovod_study.analysis.costs import moved_share
 from horovod_study.analysis.fit.fitting import fit
-from horovod_study.analysis.fit.form import MAX_WORKERS, no_less_than_zero
+from horovod_study.analysis.fit.least_squares import MAX_WORKERS, no_less_than_zero
 from horovod_study.analysis.fit.rows import by_series, check_points, medians_at, off_counts, off_doubts
 from horovod_study.analysis.laws import LAWS, all_trends
 from horovod_study.analysis.laws.law import Law, Trend
@@ -361,8 +357,8 @@ def _network(bench: Mapping[str, Any]) -> SimpleNamespace:
     """The all-reduce of all gradients: seconds(workers), hosts, error of its logarithm as a part of the step, doubt."""
     source = "the micro-benchmark"
     told = fitted(bench, source=source, form=FittedModel)
-    size = told.model.flat_bytes
-    hosts = max((len({rank.host for rank in job.conditions.ranks}) for job in told.measured), default=1)
+    size = told.flat_bytes
+    hosts = max((len({rank.host for rank in job.ranks}) for job in told.measured), default=1)
     found = network_of(bench, source=source, way=None, size=size)
     error = math.hypot(_MEASURED_NETWORK, found.error)
     return SimpleNamespace(
@@ -821,14 +817,12 @@ def _single(law: Law, known: pd.DataFrame, counts: Any, per_node: int | None) ->
 
 def _law_score(targets: Sequence[Mapping[str, Any]], refused: str = "") -> dict[str, Any]:
     """Return how well one law forecast its targets, JSON-ready: None is what is not known, or that it does not fail."""
-    from sklearn.metrics import max_error, median_absolute_error
-
     names = ("median_ape", "worst_ape", "bias", "coverage", "median_width")
     if not targets:
         return {"targets": 0, **dict.fromkeys(names), "fails": refused or None}
-    exact, errors = np.zeros(len(targets)), np.array([target["error"] for target in targets])
+    errors = np.array([target["error"] for target in targets])
     known = [target for target in targets if target["covered"] is not None]
-    inside, median = sum(target["covered"] for target in known), float(median_absolute_error(exact, errors))
+    inside, median = sum(target["covered"] for target in known), float(np.median(np.abs(errors)))
     widths = [(target["high"] - target["low"]) / target["forecast"] for target in known if target["forecast"] > 0]
     coverage, width = inside / len(known) if known else None, float(np.median(widths)) if widths else None
     if not refused and median > (0.50 if not known or 2 * inside > len(known) else 0.10):
@@ -839,7 +833,7 @@ def _law_score(targets: Sequence[Mapping[str, Any]], refused: str = "") -> dict[
         if last["workers"] > first["workers"] and fell and rose:
             between = f"from {first['workers']} to {last['workers']} workers"
             refused += f"; it rises where the measured throughput falls, {between}"
-    values = (median, float(max_error(exact, errors)), float(np.mean(errors)), coverage, width)
+    values = (median, float(np.abs(errors).max()), float(np.mean(errors)), coverage, width)
     return {"targets": len(targets), **dict(zip(names, values, strict=True)), "fails": refused or None}
 
 

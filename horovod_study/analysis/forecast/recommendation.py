@@ -22,7 +22,7 @@ from scipy import interpolate, optimize
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.fit.fitting import SeriesFit, fit
-from horovod_study.analysis.fit.form import MAX_WORKERS
+from horovod_study.analysis.fit.least_squares import MAX_WORKERS
 from horovod_study.analysis.fit.rows import by_series, check_points
 from horovod_study.analysis.forecast.prediction import (
     COMBINED,

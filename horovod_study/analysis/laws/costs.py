@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from horovod_study.analysis.costs import moved_share, ring_messages, rounds
-from horovod_study.analysis.fit.form import no_less_than_zero
+from horovod_study.analysis.fit.least_squares import no_less_than_zero
 from horovod_study.analysis.laws.law import STEPS, UNLIKELY, Law, Trend
 from horovod_study.analysis.stats import Floats
 
@@ -37,6 +37,7 @@ def karp_flatt(speedup: ArrayLike, workers: ArrayLike) -> Floats:
 class CostLaw(Law):
     """The form of all of them: `terms` is what each parameter costs at a count, and `text` their sum."""
 
+    cause = "communication"
     terms: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
     of_steps = of_nodes = True
     modes = STEPS
@@ -144,14 +145,11 @@ class CostLaw(Law):
         """Return the worker count of the highest speedup for costs that are not all zero."""
         return super().peak_of(**costs)
 
-    def bottleneck_of(self, n: float, **values: float) -> str:
-        return "communication" if any(values[name] > 0 for name in self.costs) else "none"
-
 
 class Amdahl(CostLaw):
     """Amdahl's law, S = 1 / (s + (1 - s) / N) (G. Amdahl 1967); s is the serial fraction of fixed work."""
 
-    name, label, place = "amdahl", "Amdahl", 2
+    name, label, place, cause = "amdahl", "Amdahl", 2, "contention"
     formula = "S = 1 / (s + (1 - s) / N)"
     bounds = {"s": (0.0, 1.0)}
     fitted_names = {"s": "serial_"}
@@ -167,9 +165,6 @@ class Amdahl(CostLaw):
 
     def peak_of(self, **values: float) -> float:
         return math.inf if values["s"] < 1 else 1.0
-
-    def bottleneck_of(self, n: float, **values: float) -> str:
-        return "contention" if values["s"] > 0 else "none"
 
 
 class USL(CostLaw):

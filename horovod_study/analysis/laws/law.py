@@ -13,11 +13,16 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from horovod_study.analysis.fit.doubts import NOT_IDENTIFIABLE, parameter_doubts, peak_and_limit
-from horovod_study.analysis.fit.form import REACH, LawForm, best_counts, places
-from horovod_study.analysis.fit.intervals import as_likely, intervals_of, stretched
-from horovod_study.analysis.fit.least_squares import Solved, estimate, form_for, solve
-from horovod_study.analysis.fit.rows import sample_of
+from horovod_study.analysis.fit.intervals import (
+    NOT_IDENTIFIABLE,
+    as_likely,
+    intervals_of,
+    parameter_doubts,
+    peak_and_limit,
+    stretched,
+)
+from horovod_study.analysis.fit.least_squares import REACH, LawForm, Solved, best_counts, estimate, form_for, solve
+from horovod_study.analysis.fit.rows import places, sample_of
 from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError, refuse
 
@@ -250,13 +255,13 @@ class Law(RegressorMixin, BaseEstimator, LawForm):
         """Return the 95 % interval of `knee()`, inf where it is open; None where it is not known."""
         return self._spread_of(2, self.knee())
 
-    def bottleneck(self, n: float | None = None) -> str | None:
-        """Return what costs most at `n` (the largest fitted count): "contention", "communication" or "none"; else None.
+    def bottleneck(self) -> str | None:
+        """Return what costs most at the largest fitted count: "contention", "communication" or "none"; else None.
 
         usl says "contention" or "coherency", its word for communication of all with all. amdahl and gustafson know
         serial work only ("contention"), ring, tree and overlap communication; the others claim nothing about causes.
         """
-        return self.form_.bottleneck_of(self.workers_[-1] if n is None else n, **self.params_)
+        return self.form_.bottleneck_of(self.workers_[-1], **self.params_)
 
     @property
     def applies(self) -> bool:

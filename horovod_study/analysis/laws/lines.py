@@ -84,7 +84,7 @@ class Linear(Monotone):
 class Gustafson(Monotone):
     """Gustafson's law, S = s + (1 - s) N (J. Gustafson 1988); s is the serial fraction of work that grows with N."""
 
-    name, label, place, linear = "gustafson", "Gustafson", 3, True
+    name, label, place, linear, cause = "gustafson", "Gustafson", 3, True, "contention"
     text = "S = s + (1 - s) N"
     bounds = {"s": (0.0, 1.0)}
     fitted_names = {"s": "serial_"}
@@ -96,9 +96,6 @@ class Gustafson(Monotone):
 
     def slopes(self, n: Any, *values: Any) -> tuple[Any, ...]:
         return (1 - n,)
-
-    def bottleneck_of(self, n: float, **values: float) -> str:
-        return "contention" if values["s"] > 0 else "none"
 
 
 class Power(Monotone):

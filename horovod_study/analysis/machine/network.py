@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasPath, BaseModel, ConfigDict, Field
 from scipy import optimize
 
 from horovod_study.analysis import stats
@@ -106,24 +106,14 @@ class _Loose(BaseModel):
 class _FitForm(_Loose):
     alpha_s: Annotated[float, Field(ge=0)]
     beta_bytes_per_s: Annotated[float, Field(gt=0)]
-    low_bytes: Annotated[float, Field(ge=0)] = 0.0
-    high_bytes: Annotated[float, Field(ge=0)] = math.inf
 
 
-class _BenchRank(_Loose):
+class _Rank(_Loose):
     host: str
 
 
-class _Conditions(_Loose):
-    ranks: list[_BenchRank]
-
-
 class _Job(_Loose):
-    conditions: _Conditions
-
-
-class _BenchModel(_Loose):
-    flat_bytes: Annotated[float, Field(gt=0)]
+    ranks: Annotated[list[_Rank], Field(validation_alias=AliasPath("conditions", "ranks"))]
 
 
 class _Fitted(_Loose):
@@ -136,7 +126,7 @@ class _Fitted(_Loose):
 class FittedModel(_Fitted):
     """A bench.json that says of how many bytes the gradients of its model are, and on which hosts its ranks were."""
 
-    model: _BenchModel
+    flat_bytes: Annotated[float, Field(gt=0, validation_alias=AliasPath("model", "flat_bytes"))]
     measured: list[_Job] = []
 
 

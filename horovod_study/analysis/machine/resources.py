@@ -1,14 +1,10 @@
 """What training costs: energy per sample and worker hours of every cell, and how these grow with the workers.
 
-A cell is what its repeats say together, as in `points`. Besides, laws of every quantity that training takes more of or
-less of with more workers: energy per sample, worker hours per epoch, and samples, seconds, worker hours and joules to a
-target. A law is fitted to runs, one value each. docs/metrics.md defines every quantity.
-
-A worker is a GPU where the runs trained on GPUs, and worker hours are GPU hours then.
+A cell is what its repeats say together, as in `points`. Besides, laws of every quantity that changes with the workers,
+fitted to runs, one value each. docs/metrics.md defines them. Worker hours are GPU hours where the runs were on GPUs.
 """
 
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
@@ -16,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.fit.fitting import QuantityFit, fit_quantity
@@ -104,12 +99,9 @@ def fit_quantities(runs: pd.DataFrame, crossings: pd.DataFrame, *, seed: int = 0
     """Return the laws of every quantity that the parallel series of a run table know at two worker counts or more.
 
     Each has `series`, `quantity` (energy_per_sample_j, worker_hours_per_epoch, or what a target took), `target_mse`
-    (NaN without one), `fit` (None where the runs allow none), `censored` (runs that did not meet the target: lower
-    bounds), `most_workers` and `doubts`.
-    `crossings` (`convergence.Convergence.crossings`) has what each run took to each target. Of equal workers on several
-    numbers of nodes those on the fewest count, as for laws of throughput. A worker count at which some run did not meet
-    the target is left out of the laws of that target: the runs that did are the quick ones, and the others only have
-    lower bounds. A doubt names it and says which way this bends the law.
+    (NaN without one), `fit` (None where the runs allow none), `censored` (runs that did not meet the target),
+    `most_workers` and `doubts`. `crossings` has what each run took to each target. A worker count at which some run did
+    not meet the target is left out, for those that did are the quick ones: a doubt says which way this bends the law.
     """
     table = _completed(runs)
     found = list[SimpleNamespace]()
@@ -214,16 +206,11 @@ def doubts(runs: pd.DataFrame) -> list[str]:
 
 # -------------------------------------------------------------------------- use and power against workers and over time
 
-QUANTITIES = {
-    "gpu_percent": "mean over the GPUs",
-    "gpu_power_w": "sum over the GPUs",
-    "gpu_power_w_per_gpu": "mean over the GPUs",
-    "gpu_memory_mb": "largest of the window, mean over the GPUs",
-    "cpu_percent_per_rank": "of one core, mean over the ranks",
-    "rss_mb_per_rank": "largest of the window, mean over the ranks",
-    "package_power_w": "sum over the processors",
-}
-"""Columns of the run table, and what each is of the devices of a run."""
+QUANTITIES = (
+    *("gpu_percent", "gpu_power_w", "gpu_power_w_per_gpu", "gpu_memory_mb"),
+    *("cpu_percent_per_rank", "rss_mb_per_rank", "package_power_w"),
+)
+"""Columns of the run table; docs/metrics.md says what each is of the devices of a run."""
 
 _SETTINGS = ("series", "setting", "partition", "backend", "transport", "reduction", "horovod_defaults")
 
@@ -275,26 +262,20 @@ def load(runs: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFrame:
     """
     table = with_series(runs)
     table = table[measured(table) & table["run"].isin(profiles["run"])]
-    ordered = profiles.sort_values(["run", "part"], kind="stable")
-    values = ordered[list(OVER_TIME)].to_numpy(dtype=np.float64)
-    begin_s, end_s = (ordered[name].to_numpy(dtype=np.float64) for name in ("begin_s", "end_s"))
-    courses: dict[str, NDArray[np.float64]] = {}  # run -> the middle of each slice, (SLICES, 1 + len(OVER_TIME))
-    for run, rows in ordered.groupby("run", sort=False).indices.items():
-        places = rows[((np.arange(SLICES) + 0.5) / SLICES * len(rows)).astype(np.int64)]
-        at_s = (begin_s[places] + end_s[places]) / 2 - begin_s[rows[0]]
-        courses[str(run)] = np.column_stack([at_s, values[places]])
-    cells = cells_of(table)
-    if not cells:
+    if table.empty:
         return pd.DataFrame(columns=list(LOAD_COLUMNS))
-    heads = pd.DataFrame([_head(cell) for cell in cells])
-    found = heads.loc[heads.index.repeat(SLICES)].reset_index(drop=True)
-    found["slice"] = np.tile(np.arange(SLICES), len(cells))
-    repeats = [np.stack([courses[name] for name in cell["run"]]) for cell in cells]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # all NaN: no repeat knows it
-        for end in ("median", "min", "max"):
-            columns = np.concatenate([getattr(np, f"nan{end}")(each, axis=0) for each in repeats])
-            found[[f"{name}_{end}" for name in ("at_s", *OVER_TIME)]] = columns
+    ordered = profiles.sort_values(["run", "part"], kind="stable").astype(dict.fromkeys(OVER_TIME, "float64"))
+    of_run, middles = ordered.groupby("run", sort=False), (np.arange(SLICES) + 0.5) / SLICES
+    since = of_run["begin_s"].transform("first", skipna=False)
+    places = [rows[(middles * len(rows)).astype(np.int64)] for rows in of_run.indices.values()]
+    slices = ordered.assign(at_s=(ordered["begin_s"] + ordered["end_s"]) / 2 - since).iloc[np.concatenate(places)]
+    slices["slice"] = np.tile(np.arange(SLICES), len(places))
+    cell = table.groupby(["series", *points.CELL], dropna=False, sort=False).ngroup()
+    each = table[["run"]].assign(cell=cell).merge(slices, on="run").groupby(["cell", "slice"])
+    found = each[["at_s", *OVER_TIME]].agg(["median", "min", "max"])
+    found.columns = ["_".join(names) for names in found.columns]
+    heads = pd.DataFrame([_head(rows) for rows in cells_of(table)])
+    found = found.reset_index("slice").join(heads).reset_index(drop=True)
     return found.rename(columns={"at_s_median": "at_s"})[list(LOAD_COLUMNS)]
 
 

@@ -1,16 +1,9 @@
 """What makes a number mean something else than it seems, what a speedup is over, and what a number cannot be.
 
-A rule over the points of a study has a name, which is a flag of the point too, when it holds, and what a reader must
-know. What to do is said by `analysis.steps.explanation`, from the same rows.
-
-A column that is called a speedup (`attrs["unit"]` of the points) has the base 1 and is not divided again, unless the
-smallest count of it has exactly 1: then that count is what it is over. All else is over the median throughput at the
-smallest worker count, on the fewest nodes, divided by that count. Laws, forecasts, hold-outs and pages go by it.
-
-What a number cannot be, whoever gave it, is one table, which files of others, fits, forecasts and pages go through.
-Each rule says in one sentence what was found and why it cannot be. The caller stops the number: it leaves the row or
-the file out, puts nothing in its place, or selects no law, and hands the sentence on. A rule is broken beyond doubt
-only: its bounds are far outside of what good measurements reach.
+A rule over the points of a study has a name, which is a flag of the point too, and what a reader must know; what to do
+is said by `analysis.steps.explanation`. What a number cannot be, whoever gave it, is one table that files of others,
+fits, forecasts and pages go through: the caller stops the number, and hands the sentence of the rule on. A rule is
+broken beyond doubt only: its bounds are far outside of what good measurements reach.
 """
 
 import math
@@ -254,6 +247,8 @@ class Base:
 def base_of(rows: pd.DataFrame, name: str = "", given: float | Mapping[str, float] | None = None) -> Base:
     """Return the base of the speedups of one series: columns workers, samples_per_s, optional nodes.
 
+    A column that is called a speedup (`attrs["unit"]`) has the base 1, unless its smallest count has exactly 1: then
+    that count is it. All else is over the median at the smallest count, on the fewest nodes, divided by that count.
     `given` takes its place: one number, or one for each name of a series. AnalysisError where it is none.
     """
     if given is not None:

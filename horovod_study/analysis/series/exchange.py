@@ -1,12 +1,7 @@
 """For other programs: what a run did over time, as curves of an experiment tracker, and points for Extra-P.
 
-Points are JSON for Extra-P (https://github.com/extra-p/extrap), which models one curve per call path and
-metric against parameters; here a call path is a series, the parameter is the number of workers, and the values of a
-point are the repeats:
-
-    step_s         seconds per step: workers x batch_size / samples_per_s
-    s_per_sample   seconds per sample of all workers together: 1 / samples_per_s
-    sync_s         exposed synchronisation, seconds per step
+Extra-P (https://github.com/extra-p/extrap) models one curve per call path and metric against parameters; here a call
+path is a series, the parameter is the number of workers, and the values of a point are the repeats.
 """
 
 import math

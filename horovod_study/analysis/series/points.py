@@ -5,6 +5,7 @@ Every quantity is defined in docs/metrics.md. Nothing is filled in: a cell witho
 NaN, a point without its baseline has no speedup, and `doubts` says so in words.
 """
 
+import argparse
 import math
 import re
 import shlex
@@ -187,11 +188,8 @@ def _families(table: pd.DataFrame) -> list[SimpleNamespace]:
 
     Of each: settings; kind, a key of _WORK; rows, labels in the run table; batch, local, or global where that one is
     fixed; train_samples, of one worker where the data set grows with the workers, of the fewest where sizes differ;
-    threads of a worker, where its runs differ in nothing else.
-
-    A run belongs to one series. Cells of a study of local and of global batches may fit several rules: the one that is
-    tried first is chosen so that series are as long as possible (largest sum of squared numbers of worker counts), a
-    fixed local batch where that decides nothing. `_doubt_shared` names the series that then lacks a point.
+    threads of a worker, where its runs differ in nothing else. A run belongs to one series: of the rules that may claim
+    it that is tried first which makes series as long as possible. `_doubt_shared` names the one that lacks a point.
     """
     families = []
     sizes = ["workers", "batch", "global_batch", "train_samples", "rank_threads"]
@@ -1081,58 +1079,24 @@ def slices_of(rows: Iterable[TurnSlice], folder: str = ".") -> list[paired.Slice
 
 # ------------------------------------------------------------------------ what to type for a baseline that is missing
 
-# What calls a launcher: the names by which it is told of ranks (the first is added where none is given), those of
-# places, which become 1 too, and those of hosts, of which one rank needs none.
-_TORCHRUN = ("--nproc-per-node --nproc_per_node", "--nnodes", "")
-_MPIRUN = ("-np -n --np -c", "", "--host -host -H")
-_LAUNCHERS = {
-    "torchrun": _TORCHRUN,
-    "-m torch.distributed.run": _TORCHRUN,
-    "-m torch.distributed.launch": _TORCHRUN,
-    "horovodrun": ("-np --num-proc", "", "-H --hosts"),
-    "mpirun": _MPIRUN,
-    "mpiexec": _MPIRUN,
-    "orterun": _MPIRUN,
-    "srun": ("-n --ntasks", "-N --nodes --ntasks-per-node", "-w"),
-    "accelerate launch": ("--num_processes --num-processes", "--num_machines --num-machines", ""),
-    "deepspeed": ("--num_gpus --num-gpus", "--num_nodes --num-nodes", ""),
-}
-_PROGRAM = re.compile(r"\.py$|^(?:.*/)?python[^/]*$|^(?:-m|--module|--)$")  # where the words of a launcher end
-_COUNTS = ("devices", "num_devices", "gpus", "num_gpus", "nproc", "nprocs", "world_size", "num_processes")
-"""Options by which a script that starts its ranks itself is usually told how many; `workers` are often a loader's."""
+# How launchers are told of ranks and nodes, and how many; where the words of the script begin.
+_RANKS = re.compile(
+    r"(\s(?:-np?|--np|-N|--ntasks(?:-per-node)?|--n?nodes|--nproc[-_]per[-_]node|"
+    r"--num[-_](?:proc|processes|gpus|nodes|machines))(?:[ =]|(?<=-[nN])))(?:\d+|gpu|auto)(?= |$)"
+)
+_SCRIPT = re.compile(r"\S+\.py\b| -m (?!torch\.distributed)")
 
 
-def one_worker(words: Sequence[str], workers: int) -> list[str] | None:
-    """Return a command of `workers` ranks with one rank; None where its words do not say how many it starts.
+def one_worker(line: str) -> str:
+    """Return the command of several ranks with one rank; "" where its launcher is not told how many it starts.
 
-    >>> one_worker("torchrun --nproc-per-node 2 train.py --batch 2".split(), 2)
-    ['torchrun', '--nproc-per-node', '1', 'train.py', '--batch', '2']
+    >>> one_worker("torchrun --nproc-per-node 2 train.py --batch 2")
+    'torchrun --nproc-per-node 1 train.py --batch 2'
     """
-    found, told = list(words), False
-    for start, options in _LAUNCHERS.items():  # one may start another: srun torchrun
-        ranks, places, hosts = map(str.split, options)
-        if (place := _place_of(start.split(), found)) is None:
-            continue
-        program = (at for at in range(place, len(found)) if _PROGRAM.search(found[at]))
-        end = next(program, len(found))
-        own = _dropped(found[place:end], hosts)
-        given = [name for name in (*ranks, *places) if _set(own, name, "1")]
-        found[place:end] = own if {*given}.intersection(ranks) else [ranks[0], "1", *own]
-        told = True
-    for word in [*found]:  # of the script, which may be told beside its launcher
-        if _plain(word).rpartition(".")[2] in _COUNTS and _value(found, word) == str(workers):
-            told = _set(found, word.partition("=")[0], "1") or told
-    return found if told else None
-
-
-def with_batch(words: Sequence[str], old: float, new: float) -> list[str] | None:
-    """Return a command whose batch per worker is `new` instead of `old`; None where no option or several say it."""
-    names = [word for word in words if "batch" in _plain(word) and _value(words, word) == f"{old:.0f}"]
-    if len(names) != 1:
-        return None
-    found = list(words)
-    _set(found, names[0].partition("=")[0], f"{new:.0f}")
-    return found
+    script = _SCRIPT.search(line)
+    end = script.start() if script else len(line)
+    head, told = _RANKS.subn(r"\g<1>1", line[:end])
+    return head + line[end:] if told else ""
 
 
 def remedy(run: Mapping[str, Any], *, batch: float, taken: Collection[str]) -> str:
@@ -1151,97 +1115,36 @@ def remedy(run: Mapping[str, Any], *, batch: float, taken: Collection[str]) -> s
 
 def baseline_command(run: Mapping[str, Any], *, batch: float, taken: Collection[str]) -> tuple[list[str], str]:
     """Return the line for the one-worker run that `remedy` speaks of, and notes on it; "" where it is not known."""
-    words = shlex.split(str(run.get("typed") or ""))
-    recorded = "--" in words
-    line = words[words.index("--") + 1 :] if recorded else shlex.split(str(run.get("command") or ""))
-    single = one_worker(line, int(run["workers"])) if recorded else None
-    way = CARRIED.get(f"{run['backend']}/{run['transport']}") if not recorded else None
-    if way is not None and len(line) > 1:  # a script that records itself: `line` is the command of one of its ranks
+    recorded, words = again(run, taken, "1w"), shlex.split(str(run.get("command") or ""))
+    line, way = one_worker(recorded), CARRIED.get(f"{run['backend']}/{run['transport']}") if not recorded else None
+    if way is not None and len(words) > 1:  # a script that records itself: the command of one of its ranks is known
         start = way[1].start.split()
-        single = [*start, "1", *([] if start[0] == "torchrun" else ["python"]), *line[1:]]
-    if single is None:
+        line = shlex.join([*start, "1", *([] if start[0] == "torchrun" else ["python"]), *words[1:]])
+    if not line:
         return [], ""
     notes = [f"in {run['typed_in']}"] if run.get("typed_in") else []
     if batch != run["batch"] and math.isfinite(batch):
-        changed = with_batch(single, run["batch"], batch)
-        notes += [] if changed else [f"told to take a batch of {batch:.0f}"]
-        single = changed or single
-    head = [*_with_out(words[: words.index("--")], taken), "--"] if recorded else []
-    if math.isfinite(batch):
-        _set(head, "--batch", f"{batch:.0f}")
-    notes += [] if recorded else ["with a run directory of its own"]
-    return notes, shlex.join([*head, *single])
+        line = re.sub(r"(--batch[ =])\d+(?=.* -- )", rf"\g<1>{batch:.0f}", line)
+        notes.append(f"told to take a batch of {batch:.0f}")
+    return [*notes, *([] if recorded else ["with a run directory of its own"])], line
 
 
-def again(run: Mapping[str, Any], taken: Collection[str]) -> str:
-    """Return the line that recorded `run`, a row of a run table, with a run directory that is not `taken`; "" where it
-    is not known."""
+_RECORD = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+for _name in ("--out", "--repeat"):
+    _RECORD.add_argument(_name)
+
+
+def again(run: Mapping[str, Any], taken: Collection[str], name: str = "") -> str:
+    """Return the line that recorded `run`, a row of a run table, for a run directory called `name` (default: as its
+    own), with a number where that is `taken`; "" where it is not known."""
     words = shlex.split(str(run.get("typed") or ""))
     if "--" not in words:
         return ""
-    place = words.index("--")
-    name = PurePath(_value(words[:place], "--out") or "1w").name
-    return shlex.join([*_with_out(words[:place], taken, name), *words[place:]])
-
-
-def _with_out(words: Sequence[str], taken: Collection[str], name: str = "1w") -> list[str]:
-    """Return the words of `record` for another run: beside the one that they name, where they name one."""
-    found = _dropped(words, ("--repeat",))
-    if given := _value(found, "--out"):
-        names = {each.rpartition("/")[2] for each in taken}
+    end = words.index("--")
+    told, rest = _RECORD.parse_known_args(words[:end])
+    if told.out:
+        own, names = PurePath(told.out), {each.rpartition("/")[2] for each in taken}
+        name = name or own.name
         free = next(each for each in chain((name,), (f"{name}-{number}" for number in count(2))) if each not in names)
-        _set(found, "--out", str(PurePath(given).with_name(free)))
-    return found
-
-
-def _place_of(start: Sequence[str], words: Sequence[str]) -> int | None:
-    """Return the place behind the words that call a launcher, None where they do not."""
-    bare = [PurePath(word).name if word[:1] != "-" else word for word in words]
-    for place in range(len(words) - len(start) + 1):
-        if bare[place : place + len(start)] == list(start):
-            return place + len(start)
-        if words[place].endswith(".py"):
-            break
-    return None
-
-
-def _set(words: list[str], name: str, value: str) -> bool:
-    """Give an option another value where it has one, in any of its forms: `-n 2`, `-n2`, `--np=2`."""
-    found = False
-    for place, word in enumerate(words):
-        if word == name and place + 1 < len(words):
-            words[place + 1], found = value, True
-        elif word.startswith(f"{name}="):
-            words[place], found = f"{name}={value}", True
-        elif len(name) == 2 and re.fullmatch(f"{name}\\d+", word):
-            words[place], found = f"{name}{value}", True
-    return found
-
-
-def _dropped(words: Sequence[str], names: Collection[str]) -> list[str]:
-    """Return words without some options and their values."""
-    found, left = [], iter(words)
-    for word in left:
-        if word in names:
-            next(left, "")
-        elif word.partition("=")[0] not in names:
-            found.append(word)
-    return found
-
-
-def _value(words: Sequence[str], option: str) -> str | None:
-    """Return what a word gives to an option: behind its `=`, or as the next word."""
-    name, equals, value = option.partition("=")
-    if equals:
-        return value
-    for place in reversed(range(len(words))):  # the last one counts
-        if words[place].startswith(f"{name}="):
-            return words[place].partition("=")[2]
-        if words[place] == name and place < len(words) - 1:
-            return words[place + 1]
-    return None
-
-
-def _plain(word: str) -> str:
-    """Return the name of an option without dashes and value, "" for any other word."""
-    return word.partition("=")[0].lstrip("-").replace("-", "_").lower() if word.startswith("-") else ""
+        rest += ["--out", str(own.with_name(free))]
+    return shlex.join([*rest, *words[end:]])

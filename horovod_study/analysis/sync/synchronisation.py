@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.fit.fitting import QuantityFit, fit_quantity
-from horovod_study.analysis.fit.form import REACH
+from horovod_study.analysis.fit.least_squares import REACH
 from horovod_study.analysis.series.culprits import of_kind
 from horovod_study.analysis.series.points import (
     CAPTURED,
@@ -120,7 +120,7 @@ def fits(runs: pd.DataFrame, *, seed: int = 0) -> dict[str, QuantityFit]:
             continue
         workers, waits, nodes = (own[name].to_numpy(dtype=np.float64) for name in ("workers", "sync_s", "nodes"))
         known = nodes if np.isfinite(nodes).all() else None
-        found[str(series)] = fit_quantity(workers, waits, nodes=known, runs=np.arange(len(own)), seed=seed)
+        found[str(series)] = fit_quantity(workers, waits, nodes=known, seed=seed)
     return found
 
 
