@@ -42,7 +42,6 @@ def _report_arguments(add: Parser) -> None:
     verbs.add_figure_arguments(add)
     few_need(
         add,
-        ("pgf", FLAG, "write the figures as PGF too, for \\input; needs LaTeX"),
         ("fail-on", {"metavar": "5%"}, fail),
         ("runs", {"type": Path, "metavar": "RUNS"}, "with --check: where the run directories are now"),
         ("allow", {"nargs": "+", **NAME}, "with --check: doubts that are known and do not end it with 1"),

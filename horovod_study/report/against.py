@@ -25,7 +25,7 @@ def write_against(
 ) -> list[Path]:
     """Write tables/against.*, figures/against.* and against.json to the directory of a report; return the paths.
 
-    `how`: look of the figure, pgf. Raises RecordError where they cannot be written.
+    `how`: look of the figure. Raises RecordError where they cannot be written.
     """
     noted = replace(table(found), notes=found.doubts)
     forms = {f"against.{form}": write(noted) for form, write in FORMS.items()}

@@ -487,8 +487,7 @@ class Figure:
 def write_files(made: Sequence[Figure], directory: Path, **how: Any) -> list[Path]:
     """Write NAME.pdf, .svg, .png, .txt (caption) and .csv (data) of some figures; return the paths.
 
-    `how`: `look` and `pgf` as `write_result` takes them. Raises ConfigError for `pgf` without LaTeX, and RecordError
-    where `directory` cannot be written.
+    `how`: `look` as `write_result` takes it. Raises RecordError where `directory` cannot be written.
     """
     contents: dict[str, Any] = {}
     for each in made:

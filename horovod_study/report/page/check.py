@@ -34,7 +34,7 @@ from horovod_study.report.kit.style import TEXT, FigureFormat
 from horovod_study.report.page.html import write_report
 from horovod_study.text.words import cut, plural, printable, wrapped
 
-_PICTURES = (".pdf", ".svg", ".png", ".pgf")
+_PICTURES = (".pdf", ".svg", ".png")
 SHOWN = 8  # findings of one kind, on the terminal
 WIDE = 100
 _PARTS = ("figures", "tables", "report.html")

@@ -33,14 +33,12 @@ from horovod_study.report.kit.files import TEMPLATES, page_file, to_html
 from horovod_study.report.kit.style import DARK, SCREEN_WIDTH_IN, series_labels
 from horovod_study.report.page.tables import (
     headline,
-    jumped,
     learned,
     outside,
     sentences,
     subheadline,
     tables,
     told_doubts,
-    waiting,
     write_tables,
 )
 from horovod_study.text.numbers import THIN, fixed, short_rate
@@ -56,7 +54,7 @@ MAX_DOUBTS = 5  # in sight
 SECTIONS = {
     "against": ("Against the other study", "against", "", "against"),
     "scaling": ("Scaling", "speedup efficiency", "", ""),
-    "step": ("Inside a step", "breakdown losses", "", "losttime losttime-plain losttime-wrapped breakdown"),
+    "step": ("Inside a step", "breakdown losses", "", "losttime breakdown"),
     "nodes": ("Across nodes", "boundary", "", "boundary"),
     "synchronisation": (
         *("Synchronisation", "synchronisation transport_ratio batch_size", ""),
@@ -81,7 +79,7 @@ def write_report(
 
     `against`: a comparison with another study (analysis/against.py) that the page shows, too. With `second_process`
     another Python writes the figures of many points meanwhile; the program must be one that can be imported without
-    running. `how`: `look` and `pgf` as `write_figures` takes them. Raises RecordError where nothing can be written.
+    running. `how`: `look` as `write_figures` takes it. Raises RecordError where nothing can be written.
     """
     page, figures = directory / "report.html", directory / "figures"
     with ExitStack() as stack:
@@ -216,8 +214,6 @@ def _leads(
     found: dict[str, Sequence[str]] = {
         "scaling": [] if "speedup" in drawn else [f"No speedup is drawn: {[*withheld, alone][0]}."],
         "step": step,
-        "nodes": jumped(analysis),
-        "synchronisation": waiting(analysis),
         "forecast": [f"No forecast of {listed([*dict.fromkeys(of)])}: {why}." for why, of in lacking.items()],
         "learning": [*learned(analysis), *([f"The same in all runs: {same}."] if same else [])],
         "doubts": [] if "worst" in made else [passed],

@@ -27,13 +27,13 @@ from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.series.culprits import WORTH
 from horovod_study.analysis.series.points import FLAGS, REPORTED, baseline_words, ratios_are
 from horovod_study.analysis.study import Analysis
-from horovod_study.analysis.sync.synchronisation import DIRECT, INDIRECT, RESOLVED
+from horovod_study.analysis.sync.synchronisation import RESOLVED
 from horovod_study.records import COMMAND
 from horovod_study.report.figures import causes
 from horovod_study.report.kit.files import FORMS, document, write_result
 from horovod_study.report.kit.style import LAPS, series_labels
 from horovod_study.text import numbers
-from horovod_study.text.numbers import MINUS, THIN, fixed, known, percent, rounded, signed, with_interval, with_unit
+from horovod_study.text.numbers import MINUS, THIN, fixed, known, percent, rounded, signed, with_interval
 from horovod_study.text.tables import NOTHING, SCALES, Cell, Column, Row, Table, grouped, to_lines, with_columns
 from horovod_study.text.words import listed, plural
 
@@ -56,8 +56,7 @@ def tables(analysis: Analysis, *only: str) -> list[Table]:
     # Labels as in the figures; some frames have series of their own.
     names = ("cycle", "knees", "batches", "synchronisation", "nodes", "points")
     labels = {series: label for name in names for series, label in series_labels(getattr(analysis, name)).items()}
-    asked = {name.format(**words): told for name, told in _TABLES.items()}
-    found = [_made(name, told, analysis, words, labels) for name, told in asked.items() if not only or name in only]
+    found = [_made(name, told, analysis, words, labels) for name, told in _TABLES.items() if not only or name in only]
     return [table for table in found if table is not None]
 
 
@@ -180,16 +179,16 @@ def _laws(analysis: Analysis) -> pd.DataFrame:
     return pd.DataFrame(rows, dtype=object)  # cells stay cells
 
 
-def _laps(kind: str, analysis: Analysis) -> pd.DataFrame:
-    """Return the laps of each cell in ms, or their growth over a baseline, with their shares below, or why unknown.
+def _laps(analysis: Analysis, *, grown: bool = False) -> pd.DataFrame:
+    """Return the laps of each cell in ms, or their growth over the baseline, with their shares below, or why unknown.
 
     All numbers of a row end at the same digit, so that they add up.
     """
     names, share = ["mean_s", "min_s", "max_s"], "share"
-    if kind:
-        base = _words(analysis)[kind]
+    if grown:
+        base = analysis.provenance["baseline"]
         names, share = [f"minus_{base}_{end}" for end in ("s", "low_s", "high_s")], f"growth_{base}"
-    parts = analysis.breakdown[analysis.breakdown["workers"] > bool(kind)]
+    parts = analysis.breakdown[analysis.breakdown["workers"] > grown]
     rows, cells = [], dict[Any, dict[str, dict[Any, Any]]]()
     for row in parts.to_dict("records"):
         cells.setdefault((row["series"], row["workers"], row["nodes"]), {})[row["lap"]] = row
@@ -241,6 +240,12 @@ def _side(side: str, row: Row) -> str:
     return Cell(place(*(row[f"{side}_{name}"] for name in ("workers", "nodes", "per_node"))), f"{row[f'{side}_path']}")
 
 
+def _resolved(row: Row) -> str:
+    """Return whether a jump is resolved; where waiting is hidden inside the step, that of the step."""
+    resolved = row["resolved" if known(row["jump_s"]) else "step_resolved"]
+    return {True: "resolved", False: "not resolved"}.get(resolved, NOTHING)
+
+
 def _transports(analysis: Analysis) -> pd.DataFrame:
     pairs, labels = analysis.transports, series_labels(analysis.synchronisation)
     names, rates = pairs[["a", "b"]].replace(labels), pairs["quantity"] == "samples_per_s"
@@ -268,13 +273,7 @@ def _forecast(analysis: Analysis) -> pd.DataFrame:
 def _holdout(analysis: Analysis) -> pd.DataFrame:
     rows, data = [], []
     for series, scored in analysis.holdout["series"].items():
-        rolling, under = scored["rolling"], ""
-        if rolling is not None and rolling["targets"] > sum(each["law"] == COMBINED for each in scored["forecasts"]):
-            under = (
-                f"hiding one count, then two, and so on: {plural(rolling['targets'], 'forecast')}, median error "
-                f"{percent(rolling['median_ape'])}, {percent(rolling['coverage'])} in the interval"
-            )
-        shared = {"series": series, "_under": under, "_doubts": scored["doubts"]}
+        shared = {"series": series, "_doubts": scored["doubts"]}
         if scored["why_not"]:
             told = Cell(f"not scored: {scored['why_not']}", warning=True, page_only=True)
             rows.append({**shared, "_method": told})
@@ -371,10 +370,6 @@ _HOURS = "{worker_hours_per_epoch}"
 _RATES = "samples_per_s_median samples_per_s_ci95_low samples_per_s_ci95_high"
 _HEADS = {"sync": "Waiting", "residual": "Unex-\nplained"}
 _LAPS = [Column(_HEADS.get(lap, lap.capitalize()), "number", itemgetter(lap), "ms") for lap in LAPS]
-_GROWTH = (
-    "T(N) \u2212 T(1), over the step of {{{}}} (with a fixed global batch: over that step / N), and the part of each "
-    f"lap in it. {_95}."
-)
 
 _TABLES: Mapping[str, SimpleNamespace] = {
     "points": _declared(
@@ -441,17 +436,15 @@ _TABLES: Mapping[str, SimpleNamespace] = {
         "the end of a worker's own backward pass until the averaged gradients are there. A dash: inside the part "
         "before, or not recorded. Compute: one CUDA graph of forward and backward, of a worker alone with the update.",
         *(*_PLACE, _REPEATS, Column("Step", "interval", itemgetter("whole"), "ms"), *_LAPS),
-        rows=partial(_laps, ""),
+        rows=_laps,
     ),
-    **{
-        name: _declared(
-            f"What more workers add to a step, over one {{{kind}}} worker",
-            _GROWTH.format(f"over_{kind}"),
-            *(*_PLACE, _REPEATS, Column("Together", "interval", itemgetter("whole"), "ms"), *_LAPS),
-            rows=partial(_laps, kind),
-        )
-        for name, kind in (("losttime", "base"), ("losttime-{other}", "other"))
-    },
+    "losttime": _declared(
+        "What more workers add to a step",
+        "T(N) \u2212 T(1), over the step of {over_base} (with a fixed global batch: over that step / N), and the part "
+        f"of each lap in it. {_95}.",
+        *(*_PLACE, _REPEATS, Column("Together", "interval", itemgetter("whole"), "ms"), *_LAPS),
+        rows=partial(_laps, grown=True),
+    ),
     "balance": _declared(
         "Balance between the workers",
         "Medians over repeats. Parallel efficiency = load balance (mean over largest useful time of a worker) times "
@@ -494,7 +487,7 @@ _TABLES: Mapping[str, SimpleNamespace] = {
         Column("Jump", "change", "jump_s low_s high_s", "ms", strong=True),
         Column("Beyond\ngrowth", "change", "beyond_s beyond_low_s beyond_high_s", "ms", page_only=True),
         Column("Jump of\nthe step", "interval", "step_jump_s step_low_s step_high_s", "ms", page_only=True),
-        Column("Verdict", "text", lambda row: {True: "resolved", False: "not resolved"}.get(row["resolved"], NOTHING)),
+        Column("Verdict", "text", _resolved),
     ),
     "transports": _declared(
         "Backends compared, pair by pair",
@@ -1005,78 +998,14 @@ def _step(found: Mapping[str, Any], labels: Mapping[str, str]) -> list[str]:
     step = found["step"]
     if step is None or found["workers"] == 1:
         return []
-    share, grown = step["share"]["sync"], step["grown_s"]
-    growth = {lap: part for lap, part in step["growth"].items() if part is not None}
+    share = step["share"]["sync"]
     wait = (
         "the wait for gradients cannot be separated" if share is None else f"{percent(share)} of it waits for gradients"
     )
-    text = (
+    return [
         f"A step with {plural(found['workers'], 'worker')} over {labels[found['series'][0]['series']]} takes "
-        f"{numbers.milliseconds(step['step_s'])}{THIN}ms; {wait}"
-    )
-    if growth and grown is not None and grown > 0:
-        lap, part = max(growth.items(), key=lambda each: each[1])
-        than = "an ideal share of the baseline's step" if found["mode"] == "strong" else "the step of the baseline"
-        text += (
-            f". That is {numbers.milliseconds(grown)}{THIN}ms longer than {than}; what grew most is "
-            f"{LAPS[lap].label.removesuffix(' (sync)')}, by {numbers.milliseconds(part * grown)}{THIN}ms"
-        )
-    return [f"{text}."]
-
-
-def waiting(analysis: Analysis) -> list[str]:
-    """Return what waiting takes at their largest counts in the three series that it takes the most of."""
-    cells, labels = analysis.synchronisation, series_labels(analysis.synchronisation)
-    cells = cells[cells["sync_s_median"].notna() & (cells["workers"] > 1)]
-    largest = cells.sort_values("workers", kind="stable").drop_duplicates("series", keep="last").sort_index()
-    largest = largest.sort_values("share_median", ascending=False, kind="stable").head(3)
-    found = []
-    for row in largest.to_dict("records"):
-        wait, epoch = (
-            [row[f"{name}_{end}"] for end in ("median", "low", "high")] for name in ("sync_s", "sync_per_epoch_s")
-        )
-        told = with_unit(*(1000 * each for each in wait), unit="ms")
-        text = (
-            f"{named(labels, row)}, {plural(row['workers'], 'worker')}: in the median repeat waiting for gradients "
-            f"takes {told} of a mean step, {percent(row['share_median'])}"
-        )
-        if math.isfinite(epoch[0]):
-            text += f", and {with_unit(*epoch, unit='s')} of an epoch of {row['batches_per_epoch']:.0f} batches"
-        found.append(f"{text}.")
-    return found
-
-
-def named(labels: Mapping[str, str], row: Mapping[Any, Any]) -> str:
-    """Return the name of a row's series, with its setting."""
-    return ", ".join(filter(None, (labels[row["series"]], row["setting"])))
-
-
-def jumped(analysis: Analysis) -> list[str]:
-    """Return what the first node boundary of each series adds to a step, one sentence per series."""
-    labels = series_labels(analysis.nodes)
-    found = []
-    for _, rows in analysis.boundary.groupby("series", sort=False):
-        first = rows[rows["fewer_nodes"] == rows["fewer_nodes"].min()]
-        direct = first[first["kind"] == DIRECT]
-        row = (direct if len(direct) else first).to_dict("records")[-1]
-        hidden = not math.isfinite(row["jump_s"])  # then it is the whole step
-        start, part = ("step_", "step") if hidden else ("", "sync")
-        what = "step, in which synchronisation is hidden," if hidden else "wait for gradients per step"
-        jump, low, high = (1000 * row[f"{start}{each}_s"] for each in ("jump", "low", "high"))
-        fewer, more = (
-            place(*(row[f"{side}_{name}"] for name in ("workers", "nodes", "per_node")))
-            + (f" over {row[f'{side}_path']}" if row[f"{side}_path"] else "")
-            for side in ("fewer", "more")
-        )
-        before, after = (numbers.milliseconds(row[f"{side}_{part}_s"]) for side in ("fewer", "more"))
-        resolved = row[f"{start}resolved"]
-        verdict = "too few repeats to tell" if pd.isna(resolved) else "resolved" if resolved else "not resolved"
-        mixed = "; part of it is due to the further workers" if row["kind"] == INDIRECT else ""
-        found.append(
-            f"{named(labels, row)}: from {fewer} to {more} the {row['per_step']} {what} goes from {before}{THIN}ms to "
-            f"{after}{THIN}ms, by {signed(with_unit(jump, low, high, unit='ms'))} ({verdict}){mixed}."
-        )
-    return found
+        f"{numbers.milliseconds(step['step_s'])}{THIN}ms; {wait}."
+    ]
 
 
 def answer_lines(analysis: Analysis) -> list[str]:
