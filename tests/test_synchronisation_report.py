@@ -80,7 +80,7 @@ def test_the_section_holds_figures_and_tables_once(analysis):
     for table in ("table-synchronisation", "table-transports", "table-knees", "table-cycle"):
         assert page.count(f'id="{table}"') == 1
     names = [each.name for each in figures_of(waiting, analysis)]
-    assert names == ["synchronisation", "transport_ratio", "batch_size", "overhead"]
+    assert names == ["synchronisation", "transport_ratio", "batch_size"]
     section = page[page.index('<section id="synchronisation">') :]
     assert section[: section.index("</section>")].count("<svg") == 3
     assert ">nan<" not in page and ">inf<" not in page

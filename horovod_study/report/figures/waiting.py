@@ -2,7 +2,7 @@
 chosen: one backend against another, and the batch of a worker with its knee and its overhead.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -266,54 +266,15 @@ _QUANTITIES: dict[str, tuple[tuple[str, ...], str, str, float, str]] = {
 
 
 def batch_size(analysis: Analysis) -> Figure | None:
-    """Return throughput, time per epoch and waiting against the batch of a worker; None without three batches."""
-    curves, knees = (_named(part) for part in (analysis.batch_curves, analysis.knees))
-    words = [
-        "What a larger batch gives",
-        "Throughput, time per epoch (batches times the mean step) and waiting against the batch of one worker.",
-        "Lines: the fitted step, fixed + B per_sample or max(fixed, B per_sample), the form selected by AICc; stroke: "
-        "its knee, where both costs are equal, on its 95 % interval.",
-    ]
-    made = _against_batch(analysis, "batch_size", analysis.batches, words, list(_QUANTITIES)[:3], curves, knees)
-    if made is None:
-        return None
-    curves, knees = (part[part["line"].isin(list(made.looks))].drop(columns="line") for part in (curves, knees))
-    parts = {"point": analysis.batches, "line": curves, "knee": knees}
-    data = pd.concat([part.assign(kind=kind) for kind, part in parts.items() if len(part)], ignore_index=True)
-    stroke: dict[str, Any] = {"marker": "|", "markersize": 9, "markeredgewidth": 1.6, "linewidth": 3, "alpha": 0.5}
-    knee = Line2D([], [], color=style.QUIET, label="knee, 95 % interval", **stroke)
-    legend = [knee] * bool(knees["identified"].any())
-    return replace(made, data=data, legend=legend)
+    """Return throughput, time per epoch, waiting and what is lost to one worker against the batch of a worker.
 
-
-def overhead(analysis: Analysis) -> Figure | None:
-    """Return what communication costs against the batch of a worker; None without three batches of several workers."""
-    table = analysis.batches[analysis.batches["workers"] > 1]
-    known = table[table["overhead_median"].notna() | table["lost"].notna()]
-    words = [
-        "Communication overhead against the batch",
-        "Waiting for gradients over the step, and what is lost to one worker alone at the same batch, "
-        "1 - X(N) / (N X(1)), against the batch of one worker.",
-    ]
-    none = analysis.batch_curves.iloc[:0].assign(line="")
-    return _against_batch(analysis, "overhead", known, words, list(_QUANTITIES)[2:], none, none)
-
-
-def _against_batch(
-    analysis: Analysis,
-    name: str,
-    table: pd.DataFrame,
-    words: Sequence[str],
-    quantities: Sequence[str],
-    curves: pd.DataFrame,
-    knees: pd.DataFrame,
-) -> Figure | None:
-    """Return the figure of some quantities (`words`: title, what it is, more); points without a law are joined."""
-    shown, looks, rest = _lines(analysis, table)
-    curves, knees = (part[part["line"].isin(list(looks))] for part in (curves, knees))
-    panels, (title, what, *more) = [], words
-    for quantity in quantities:
-        ends, label, unit, scale, log = _QUANTITIES[quantity]
+    None without three batches. Points without a law are joined.
+    """
+    shown, looks, rest = _lines(analysis, analysis.batches)
+    drawn = [_named(part) for part in (analysis.batch_curves, analysis.knees)]
+    curves, knees = (part[part["line"].isin(list(looks))] for part in drawn)
+    panels = []
+    for quantity, (ends, label, unit, scale, log) in _QUANTITIES.items():
         columns, law = spread(quantity, *ends), curves if quantity in curves else curves.iloc[:0]
         known = shown[shown[columns["y"]].notna()]
         fitted = known["line"].isin(law["line"])
@@ -328,9 +289,28 @@ def _against_batch(
         if len(known):
             label = label.format(rate=analysis.rate_unit)
             panels.append(Panel(layers=layers, y=label, x="Batch of one worker", log=log))
-    told = " ".join([what, f"Points: medians over repeats; bars: {INTERVAL}.", *more]) + _left(rest, "line")
-    made = Figure(name=name, title=title, alt=what, caption=told, data=table, panels=panels, looks=looks)
-    return made if panels else None
+    if not panels:
+        return None
+    what = (
+        "Throughput, time per epoch (batches times the mean step), waiting, and what is lost to one worker alone at "
+        "the same batch, 1 - X(N) / (N X(1)), against the batch of one worker."
+    )
+    parts = {"point": analysis.batches, "line": curves, "knee": knees}
+    data = [part.drop(columns="line", errors="ignore").assign(kind=kind) for kind, part in parts.items() if len(part)]
+    stroke: dict[str, Any] = {"marker": "|", "markersize": 9, "markeredgewidth": 1.6, "linewidth": 3, "alpha": 0.5}
+    knee = Line2D([], [], color=style.QUIET, label="knee, 95 % interval", **stroke)
+    return Figure(
+        name="batch_size",
+        title="What a larger batch gives",
+        alt=what,
+        caption=f"{what} Points: medians over repeats; bars: {INTERVAL}. Lines: the fitted step, fixed + B per_sample "
+        "or max(fixed, B per_sample), the form selected by AICc; stroke: its knee, where both costs are equal, on its "
+        f"95 % interval.{_left(rest, 'line')}",
+        data=pd.concat(data, ignore_index=True),
+        panels=panels,
+        looks=looks,
+        legend=[knee] * bool(knees["identified"].any()),
+    )
 
 
 def _left(rest: int, what: str) -> str:

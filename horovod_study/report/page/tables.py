@@ -78,8 +78,7 @@ def _words(analysis: Analysis) -> dict[str, str]:
     plain = "one plain worker without a communication library"
     over = {"base": base, "other": other, "ratios": ratios_are(analysis.points), "rate": analysis.rate_unit}
     over |= {f"over_{name}": baseline_words(analysis.points, over[name], plain=plain) for name in ("base", "other")}
-    over["worker"] = causes.hours_word(analysis)
-    return over | {quantity: unit for quantity, (_, unit) in causes.scales(analysis).items()}
+    return over | {"worker": causes.hours_word(analysis)}
 
 
 def _made(
@@ -366,7 +365,6 @@ def _environment(analysis: Analysis) -> pd.DataFrame:
 _PLACE = (Column("Workers", "count", "workers", names=True), Column("Nodes", "count", "nodes", usual="1"))
 _REPEATS = Column("Repeats", "count", "repeats")
 _95 = "Brackets: 95 % intervals"
-_HOURS = "{worker_hours_per_epoch}"
 _RATES = "samples_per_s_median samples_per_s_ci95_low samples_per_s_ci95_high"
 _HEADS = {"sync": "Waiting", "residual": "Unex-\nplained"}
 _LAPS = [Column(_HEADS.get(lap, lap.capitalize()), "number", itemgetter(lap), "ms") for lap in LAPS]
@@ -615,11 +613,11 @@ _TABLES: Mapping[str, SimpleNamespace] = {
         *_PLACE,
         _REPEATS,
         Column("Power", "number", "power_w_median", "W"),
-        Column("Energy\nper sample", "interval", "energy_per_sample_j", "{energy_per_sample_j}", strong=True),
+        Column("Energy\nper sample", "interval", "energy_per_sample_j", "mJ", strong=True),
         Column("Energy\nratio", "interval", "energy_ratio"),
         Column("Speedup\nper joule", "number", "speedup_per_joule", page_only=True),
-        Column("{worker} time\nper epoch", "interval", "worker_hours_per_epoch", _HOURS, strong=True),
-        Column("{worker} time\nof a run", source="worker_hours_of_run_median", unit=_HOURS, page_only=True),
+        Column("{worker} time\nper epoch", "interval", "worker_hours_per_epoch", "minutes", strong=True),
+        Column("{worker} time\nof a run", source="worker_hours_of_run_median", unit="minutes", page_only=True),
         rows=_resources,
     ),
     "measurement": _declared(
