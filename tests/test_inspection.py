@@ -17,7 +17,7 @@ from horovod_study.analysis.steps.explanation import Inspection, inspect
 from horovod_study.analysis.steps.rank_steps import align
 from horovod_study.errors import AnalysisError, RecordError
 from horovod_study.records import finite
-from horovod_study.report.figures.inspection import headline, result_lines
+from horovod_study.report.terminal import headline, result_lines
 
 EFFECTIVE = {
     "backend": "horovod",

@@ -22,7 +22,7 @@ from horovod_study.analysis.steps.explanation import inspect
 from horovod_study.analysis.steps.rank_steps import NO_EXCHANGE, Stragglers, align, find_stragglers, pop, waiting
 from horovod_study.errors import AnalysisError
 from horovod_study.records import finite
-from horovod_study.report.figures.inspection import write_system_of
+from horovod_study.report.figures.causes import write_system_of
 
 
 def found(own_s: np.ndarray, **how: Any) -> Stragglers:

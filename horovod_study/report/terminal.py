@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,17 +20,16 @@ from horovod_study.analysis.steps import traces
 from horovod_study.analysis.steps.accounting import CLOSES_S, Accounting
 from horovod_study.analysis.steps.attribution import Attribution
 from horovod_study.analysis.steps.breakdown import BASES, PARTS, shown
-from horovod_study.analysis.steps.explanation import Explanation, Row, explain
-from horovod_study.analysis.steps.rank_steps import NO_EXCHANGE
+from horovod_study.analysis.steps.explanation import Explanation, Inspection, Row, explain
+from horovod_study.analysis.steps.rank_steps import CAUSES, NO_EXCHANGE, Lateness, Stragglers
 from horovod_study.analysis.steps.timeline import PHASES, Timeline
 from horovod_study.analysis.steps.traces import COLUMNS
 from horovod_study.errors import RecordError, refuse
 from horovod_study.records import finite
-from horovod_study.report.figures.inspection import balance_words, late_words
 from horovod_study.report.kit import style
 from horovod_study.report.kit.files import write_result
 from horovod_study.text.numbers import MINUS, THIN, fixed, known, milliseconds, percent, quoted, rounded, signed
-from horovod_study.text.tables import NOTHING, Group, Table, table_of, to_lines
+from horovod_study.text.tables import NOTHING, Column, Group, Table, filled, grouped, table_of, to_lines
 from horovod_study.text.words import cut, listed, plural, printable, span, wrapped
 
 WIDE = 100
@@ -259,12 +259,12 @@ _SENSORS = {
     "gpu_power_w": "GPUs, W",
     "package_power_w": "processors, W",
 }
-_COLUMNS = ("command", "workers", "repeats", "wall_s", "cpu_s", "cores", "rate", "speedup", *_SENSORS)
 
 
 def _of_commands(runs: pd.DataFrame) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return a row of _COLUMNS, and the unit of the rate, for each point of a run table's finished commands; and lines
-    for a terminal. Medians over repeats; None is unknown.
+    """Return a row for each point of a run table's finished commands, and lines for a terminal.
+
+    Medians over repeats; None is unknown.
     """
     commands, rows = runs[runs["backend"] == records.COMMAND], []
     done = commands[commands["status"] == "done"]
@@ -275,17 +275,12 @@ def _of_commands(runs: pd.DataFrame) -> tuple[list[dict[str, Any]], list[str]]:
         row |= {"cores": row["cpu_s"] / row["wall_s"] if row["wall_s"] else None, "speedup": point["speedup_wrapped"]}
         row |= {"rate": point["samples_per_s_median"], "unit": records.rate_unit(own["rate_from"].iloc[0])}
         rows.append({name: finite(value) for name, value in row.items()})
-    heads = {**_SENSORS, "wall_s": "s", "cpu_s": "CPU s", "cores": "cores used"}
-    heads["rate"] = " or ".join(dict.fromkeys(str(row["unit"]) for row in rows))
-    shown = [name for name in _COLUMNS if any(row[name] is not None for row in rows)]
-
-    def cell(value: Any) -> str:
-        if isinstance(value, float):
-            return rounded(value, 3).replace(THIN, ",")
-        return NOTHING if value is None else f"{value:,}" if isinstance(value, int) else f"{value}"
-
-    cells = [tuple(cell(row[name]) for name in shown) for row in rows]
-    table = to_lines(table_of([heads.get(name, name) for name in shown], cells, texts=(0,))) if rows else []
+    rates = " or ".join(dict.fromkeys(str(row["unit"]) for row in rows))
+    heads = {"wall_s": "s", "cpu_s": "CPU s", "cores": "cores used", "rate": rates, "speedup": "speedup", **_SENSORS}
+    counts = (Column(name, "count", name) for name in ("workers", "repeats"))
+    columns = (Column("command", "text", "command"), *counts, *(Column(heads[name], "number", name) for name in heads))
+    made = filled(Table(columns=columns, groups=grouped(columns, [("", rows)])))
+    table = [line.replace(THIN, ",") for line in to_lines(made)] if rows else []
     states = ", ".join(f"{count} {state}" for state, count in commands["status"].value_counts().items())
     what, words = plural(commands["model"].nunique(), "command"), command_words(commands["rate_from"])
     return rows, [
@@ -294,6 +289,175 @@ def _of_commands(runs: pd.DataFrame) -> tuple[list[dict[str, Any]], list[str]]:
         "Where the time goes inside is not known: steps are seen of PyTorch, and three lines in the loop mark them in "
         "any Python (docs/your_script.md).",
     ]
+
+
+_MOST_RANKS = 16  # so many ranks are printed; beyond that those that differ most from the others
+
+
+def result_lines(found: Inspection) -> list[str]:
+    """Return what the command prints."""
+    window = f"{plural(found.window['steps'], 'step', ',')} from step {found.window['first_step']:,} on are looked at"
+    left_out = f"{found.window['excluded']:,} before them are excluded ({found.window['by']})"
+    texts = [headline(found), f"{window}; {left_out}."]
+    gaps = [(each.gap, each.rank) for each in found.ranks if each.gap is not None]
+    if gaps:
+        gap, rank = max(gaps)
+        unexplained = max((each.laps_s["residual"] or 0.0) / each.step_s for each in found.ranks)
+        never = ": do not quote their shares" * (gap > 1e-6)
+        texts.append(
+            f"Closure: the laps miss the step by at most {100 * gap:.1f} % (rank {rank}){never}; up to "
+            f"{100 * unexplained:.1f} % of it are outside all laps (unexplained)."
+        )
+    else:
+        texts.append("Closure: the steps have no laps that could be added up.")
+    texts += ["", *_rank_table(found), "", *_straggler_lines(found.stragglers)]
+    if (pop := found.pop) is not None:
+        texts.append(
+            f"Parallel efficiency {pop.parallel:.2f} = load balance {pop.load_balance:.2f} x communication efficiency "
+            f"{pop.communication:.2f} (POP; useful is all that is not sync)."
+        )
+    texts += _pause_lines(found)
+    if found.ablation is not None:
+        texts.append(f"Communication by leaving it out: {found.ablation.sentence.rstrip('.')}.")
+    texts += system_lines(found)
+    if "timeline" in found.recorded_beside:
+        command = f"horovod-study explain --part timeline {shlex.quote(found.directory)}"
+        texts.append(f"Horovod timeline: {found.recorded_beside['timeline'][0]}; read it with `{command}`.")
+    texts += [f"Profile: {path}" for path in found.recorded_beside.get("profile", ())]
+    texts += [f"Doubt: {each}." for each in found.doubts]
+    return [line for text in texts for line in ([text] if text[:1] in ("", " ") else wrapped(text, 110, deeper="  "))]
+
+
+def headline(found: Inspection) -> str:
+    """Return in one line what ran."""
+    facts, hosts = found.facts, found.facts["hosts"]
+    library = style.runtime_label(f"{facts['backend'] or ''}", f"{facts['transport'] or ''}")
+    reduction = f" ({facts['reduction']})" if facts["workers"] > 1 and facts["reduction"] else ""
+    words = [
+        *(f"{found.name}: {found.state}", plural(facts["workers"], "worker"), f"{library}{reduction}"),
+        f"on {hosts[0] if len(hosts) == 1 else plural(len(hosts), 'host')}",
+        f"batch {facts['batch']} each" if facts["batch"] else "",
+        f"{facts['device'] or ''}",
+        f"{facts['samples_per_s']:,.0f} samples/s" if facts["samples_per_s"] else "",
+        f"started {facts['started']}",
+    ]
+    return ", ".join(filter(None, words))
+
+
+def _rank_table(found: Inspection) -> list[str]:
+    """Return the mean step of each rank in ms as a table: of many, the ranks that differ most from the others."""
+    late = {each.rank: abs(each.value_s) for each in found.stragglers.ranks}
+    far = sorted(found.ranks, key=lambda each: (-late.get(each.rank, 0.0), each.rank))[:_MOST_RANKS]
+    chosen = sorted(far, key=lambda each: each.rank)
+    values = [
+        {**{lap: rank.laps_s[lap] for lap in PARTS[:-1]}, "step": rank.step_s, "own": rank.own_s, "wait": rank.wait_s}
+        for rank in chosen
+    ]
+    heads = [name for name in values[0] if name == "sync" or any(each[name] is not None for each in values)]
+    rows = [
+        (f"{rank.rank}", rank.host or NOTHING, *(_ms_of(each[name]) for name in heads))
+        for rank, each in zip(chosen, values, strict=True)
+    ]
+    left_out = f"; the {len(rows)} of {len(found.ranks)} ranks that differ most" if len(rows) < len(found.ranks) else ""
+    about = f"ms per step, means{left_out}; wait: for the last rank; sync {NOTHING}: inside another lap, not visible"
+    named = ("unexplained" if head == "residual" else head for head in heads)
+    return [about, *to_lines(table_of(("rank", "host", *named), rows, texts=(0, 1)), indent=2)]
+
+
+def _straggler_lines(late: Stragglers) -> list[str]:
+    """Return who is slow, by how much and where, or why that cannot be determined."""
+    if late.skew_s is None:
+        return [f"Stragglers: {late.why_not}."]
+    chance = 1 / len(late.ranks)
+    who = [late_words(each, chance) for each in late.named[:_MOST_RANKS]]
+    if not who:
+        who = [f"No rank is slower than the others (resolution {_ms_of(late.resolution_s)} ms)."]
+        who += [balance_words(late.balanced, chance)] if late.balanced else []
+    skew = ", ".join(f"{name} {_ms_of(value)} ms" for name, value in late.skew_s.items())
+    return [
+        f"Stragglers: {who[0]}",
+        *who[1:],
+        f"Skew, the wait of a rank for the last one: {skew}; {100 * late.skew_share:.1f} % of the step; that of the "
+        f"first rank {_ms_of(late.spread_s)} ms ({', '.join(late.laps)}; {late.steps:,} steps; 95 % intervals from "
+        f"blocks of {late.block_steps} steps).",
+    ]
+
+
+def balance_words(balanced: Sequence[Lateness], chance: float) -> str:
+    """Return which ranks are longer in one lap and shorter in others; of data alone, only where no other lap is.
+
+    `chance`: the share of steps in which a rank is the last one by chance, 0.5 for one of two.
+    """
+    words = []
+    for each in ([each for each in balanced if each.cause != "data"] or balanced)[: 1 if chance == 0.5 else 3]:
+        lap, less = min(each.laps_s.items(), key=lambda lap: lap[1])
+        words.append(
+            f"{_rank(each)} takes {_late(each, 'cause_')} ms longer per step {CAUSES[each.cause]}, and "
+            f"{milliseconds(-less)} ms less {CAUSES[lap]}."
+        )
+    return " ".join(words)
+
+
+def late_words(late: Lateness, chance: float) -> str:
+    """Return by how much a rank is late, in which lap, and in how many steps it is the last one."""
+    quick = late.quickest_s < 0.2 * late.cause_s  # of its lateness, it is as quick as the others itself
+    apart = abs(late.value_s - late.cause_s) > 0.1 * late.cause_s  # else one number tells both
+    return (
+        f"{_rank(late)} is {_late(late, 'cause_')} ms late per step {CAUSES[late.cause]}"
+        f"{f' (over all laps {_late(late)} ms)' * apart}, and is the last one in {percent(late.last_share)} of the "
+        f"steps (by chance: {percent(chance)})."
+        f"{' Its quickest steps are not late: at times something holds it up, such as another program.' * quick}"
+    )
+
+
+def _rank(late: Lateness) -> str:
+    return f"Rank {late.rank}{f' on {late.host}' if late.host else ''}"
+
+
+def _late(late: Lateness, part: str = "") -> str:
+    names = [f"{part}s" if part else "value_s", f"{part}low_s", f"{part}high_s"]
+    return quoted(*(1e3 * getattr(late, name) for name in names))
+
+
+def _pause_lines(found: Inspection) -> list[str]:
+    pauses = found.pauses
+    if pauses.why_not:
+        return [f"Pauses: {pauses.why_not}."]
+    regular = f"; they come every {pauses.every_steps:,} steps" if pauses.every_steps else ""
+    text = (
+        f"Pauses: {plural(pauses.count, 'step', ',')} took {_ms_of(pauses.threshold_s)} ms more than those around it "
+        f"(a step: {_ms_of(pauses.level_s)} ms), {1e3 * pauses.total_s:,.1f} ms in all, {100 * pauses.share:.2g} % of "
+        f"the time{regular}."
+    )
+    rows = []
+    for each in pauses.longest[:10]:
+        ranks = "all" if each.everywhere else ", ".join(map(str, each.ranks[:8])) + " ..." * (len(each.ranks) > 8)
+        at = NOTHING if each.at_s is None else f"{each.at_s:.1f}"
+        rows.append((f"{each.step:,}", f"{1e3 * each.size_s:.2f}", f"{each.steps}", at, each.lap, ranks))
+    heads = ("step", "ms above", "steps", "at, s", "lap", "ranks")
+    return [text, *(to_lines(table_of(heads, rows, texts=(4, 5)), indent=2) if rows else [])]
+
+
+_SYSTEM = ("cpu_percent", "rss_mb", "pss_mb", "gpu_percent", "gpu_memory_mb", "power_w")
+
+
+def system_lines(found: Inspection) -> list[str]:
+    """Return the use of processors, memory and power as a table."""
+    rows = [
+        (row["host"], row["part"], row["quantity"], f"{row['mean']:,.0f}", f"{row['max']:,.0f}")
+        for row in found.system["rows"]
+        if row["quantity"] in _SYSTEM
+    ]
+    table = table_of(("host", "part", "quantity", "mean", "largest"), rows[: 6 * _MOST_RANKS], texts=(0, 1, 2))
+    return ["System, over the timed steps", *to_lines(table, indent=2)] if rows else []
+
+
+def _ms_of(seconds: float | None) -> str:
+    """Return a time in ms with three digits, without its unit."""
+    if seconds is None:
+        return NOTHING
+    value = 1e3 * seconds
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:,.1f}"
 
 
 HEADS = {**{part: part for part in PARTS}, "residual": "unexplained"}

@@ -5,22 +5,25 @@ Nothing is shown of runs on processors without an energy counter: their worker h
 """
 
 from collections import namedtuple
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from matplotlib.patches import Patch
 
+from horovod_study.analysis.machine import resources as machine
 from horovod_study.analysis.machine.network import restored
-from horovod_study.analysis.machine.resources import SLICES
 from horovod_study.analysis.series.points import baseline_words
 from horovod_study.analysis.steps.breakdown import HOLDS_SYNC, IDEAL, MEASURED, hiding
 from horovod_study.analysis.study import Analysis
+from horovod_study.records import RecordedRun, RunSideFiles
 from horovod_study.report import grammar as kit
 from horovod_study.report.figures.bench import drawings_of
 from horovod_study.report.figures.scaling import Side, against_workers, law_words
-from horovod_study.report.grammar import Curve, Figure, Panel, Points, of_bars, spread
+from horovod_study.report.grammar import Curve, Figure, Panel, Points, of_bars, spread, write_files
 from horovod_study.report.kit import style
 from horovod_study.report.kit.style import INK, LAPS, LapStyle, series_styles
 from horovod_study.text.numbers import MINUS
@@ -234,10 +237,64 @@ def load(analysis: Analysis) -> Figure | None:
         title="The machine over time",
         alt=f"{'; '.join(panel.label for panel in panels)}: over the timed window; the values are in its CSV file.",
         caption=f"The machine over the timed window, {setting}, at the largest worker count of each series: "
-        f"{'; '.join(panel.words for panel in panels)}. The window is cut into {SLICES} stretches of equal steps. "
-        "Lines: medians over repeats; bands: lowest to highest repeat. The other cells are in the CSV file.",
+        f"{'; '.join(panel.words for panel in panels)}. The window is cut into {machine.SLICES} stretches of equal "
+        "steps. Lines: medians over repeats; bands: lowest to highest repeat. The other cells are in the CSV file.",
         data=known,
         panels=[drawn(each) for each in panels],
         looks=looks,
         shape=(2, 0.6, 0.5),
+    )
+
+
+_SHADES = {"start-up": style.SHADE, "warm-up": style.GRID, "timed steps": "none", "evaluation": "#f4e4bf"}
+_SHADES |= {"break": "#e9cdd8", "end": "#d8e3ea"}
+
+
+def write_system_of(
+    run: RecordedRun, beside: RunSideFiles, directory: Path, *, look: style.FigureFormat = style.TEXT
+) -> list[Path]:
+    """Write the figure of each host of a run that was sampled: system-HOST.pdf, .svg, .png, .txt, .csv."""
+    steps = pd.DataFrame(dict(run.rows[min(run.rows)]))
+    made = [host_over_time(samples, steps, beside.evaluations, run.first_step) for samples in beside.system.values()]
+    made = [each for each in made if each.panels]
+    return write_files(made, directory, look=look) if made else []
+
+
+def host_over_time(samples: Any, steps: pd.DataFrame, evaluations: Sequence[Mapping[str, float]], first: int) -> Figure:
+    """Return one host over time, the phases of the run shaded; `first`: the first timed step.
+
+    `samples`: of `records.read_system`; `steps`: rows of one rank. The CSV has means and maxima of the timed steps.
+    """
+    begin_s, end_s = float(samples.rows["at_s"].min()), float(samples.rows["at_s"].max())
+    table = machine.phases(steps, evaluations, first_timed=first, first_s=begin_s, last_s=end_s)
+    rows = machine.over_time(samples)
+    rows["at_s"] -= begin_s
+    shaded = [(each.begin_s - begin_s, each.end_s - begin_s, _SHADES[each.phase]) for each in table.itertuples()]
+    looks = style.looks_in_order(list(rows["line"].unique()))
+    panels = []
+    for label, own in list(rows.groupby("panel", sort=False))[: kit.MAX_PANELS]:
+        how = {"marker": ".", "markersize": 2, "drawstyle": "steps-pre"}  # of the time since the sample before
+        panels.append(Panel(
+            layers=[Curve(rows=own, y="value", x="at_s", by="line", how=how, marked=True)],
+            y=f"{label}", x="Seconds since the first sample", shaded=shaded,
+        ))  # fmt: skip
+    missing = "; ".join(f"{name}: {reason}" for name, reason in samples.meta["missing"].items())
+    return Figure(
+        name=f"system-{samples.host}",
+        title=f"Host {samples.host} over time",
+        alt=f"{'; '.join(panel.y for panel in panels)}: over the run; means and maxima are in its CSV file.",
+        caption=f"Host {samples.host} during the run, sampled every {float(samples.meta['interval_s']):g} s: the "
+        f"process trees of {plural(len(samples.meta['ranks']), 'rank')} and the host as a whole. Shaded: phases of the "
+        f"run; its first step began at {0.0 - begin_s:.3g} s. MB are 1e6 bytes."
+        + f" Without a sensor: {missing}."
+        * bool(missing),
+        data=machine.summary({samples.host: samples}, table),
+        panels=panels,
+        looks={look.label: look for look in looks},
+        legend=[
+            Patch(facecolor=_SHADES[phase], edgecolor=style.QUIET, linewidth=0.5, label=phase)
+            for phase in machine.PHASES
+            if phase in set(table["phase"])
+        ],
+        shape=(2, 0.5, 0.4),
     )

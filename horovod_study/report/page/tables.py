@@ -34,7 +34,7 @@ from horovod_study.report.kit.files import FORMS, document, write_result
 from horovod_study.report.kit.style import LAPS, series_labels
 from horovod_study.text import numbers
 from horovod_study.text.numbers import MINUS, THIN, fixed, known, percent, rounded, signed, with_interval
-from horovod_study.text.tables import NOTHING, SCALES, Cell, Column, Row, Table, grouped, to_lines, with_columns
+from horovod_study.text.tables import NOTHING, SCALES, Cell, Column, Row, Table, filled, grouped, to_lines, with_columns
 from horovod_study.text.words import listed, plural
 
 
@@ -115,7 +115,7 @@ def _made(
     for row in rows.to_dict("records"):  # of all at once: for a group of a few rows it takes as long
         parts.setdefault(f"{row[by]}" if by else "", []).append(row)
     kept = [column for column in told.keep.split() or rows.columns if column in rows and not column.startswith("_")]
-    table = Table(
+    return filled(Table(
         name=name,
         title=told.title.format(**words),
         caption=told.caption.format(**words),
@@ -123,11 +123,7 @@ def _made(
         groups=grouped(columns, ((title(group, own[0]) if by else "", own) for group, own in parts.items())),
         data=rows[kept].reset_index(drop=True) if data is None else data,
         notes=notes,
-    )
-    texts = [{row[place] for group in table.groups for row in group.rows} for place in range(len(columns))]
-    return with_columns(
-        table, [place for place, column in enumerate(columns) if not texts[place] <= {NOTHING, "", column.usual}]
-    )
+    ))  # fmt: skip
 
 
 def _points(analysis: Analysis) -> pd.DataFrame:
