@@ -469,7 +469,7 @@ def _report_against(
     found = _compared(after, directory, before, earlier)
     judged = None if limit is None else gate(found, limit)
     against = {"directory": Path(os.path.relpath(earlier, directory)).as_posix()}
-    others = write_against(found, directory, judged, **look)
+    others = write_against(found, directory, judged)
     paths = write_page(directory, after, others=others, against=(found, against), **look)
     where = f"report: {paths[0]}  (against.json and tables/against.* beside it)"
     return {

@@ -428,13 +428,17 @@ class Figure:
 
     name: str  # of its files
     title: str
-    alt: str  # one sentence for a reader who cannot see it
     caption: str
     data: pd.DataFrame
     panels: Sequence[Panel] = ()
     looks: Looks = field(default_factory=dict)
     legend: Sequence[Any] = ()  # entries behind those of the series
     shape: tuple[int, float, float] = (2, 0.66, 0.5)  # panels in a row, height over width beside others and alone
+
+    @property
+    def alt(self) -> str:
+        """One sentence for a reader who cannot see it: the first one of the caption."""
+        return re.split(r"(?<=\.)\s", self.caption, maxsplit=1)[0]
 
     def draw(self, width_in: float) -> Canvas:
         """Return the figure drawn `width_in` inches wide; call it inside `style()`."""
@@ -524,15 +528,6 @@ def line_of(axes: Axes, x: Any, y: Any, look: style.SeriesStyle, *, tips: Sequen
     belongs(drawn, look.label)
     if tips:
         mark(drawn, series=look.label, tips=tips)
-
-
-def judged_handles() -> list[Line2D]:
-    """Return the entries of a legend that say what filled and hollow points are."""
-    grey = style.SeriesStyle(label="", color=style.QUIET, marker="o", filled=True, dash="none")
-    return [
-        Line2D([], [], linestyle="none", **marker(replace(grey, filled=filled)), label=label)
-        for filled, label in ((True, "resolved"), (False, "not resolved"))
-    ]
 
 
 def side_by_side(rows: pd.DataFrame, middle: str, last: float, wide_in: float) -> pd.Series:

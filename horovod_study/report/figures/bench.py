@@ -251,7 +251,6 @@ def _allreduces(network: Network) -> Figure:
     return Figure(
         name="network",
         title="All-reduce of the machine",
-        alt="Time and bus bandwidth of an all-reduce against message size.",
         caption=f"All-reduce in place of 32-bit floats among {network['workers']} workers. Points: time of the slowest "
         "worker, mean over the iterations, median over the rounds; bars: smallest and largest round; bus bandwidth as "
         "in nccl-tests, S/t times 2(n-1)/n. Lines: t = alpha + S/beta, with 95 % intervals in the legend.",
@@ -290,7 +289,6 @@ def _roofline(network: Network, roofline: Mapping[str, Any]) -> Figure:
     return Figure(
         name="roofline",
         title="Roofline of the machine",
-        alt="Attainable operations per second against operations per byte, with the training step on it.",
         caption=f"Roofline (Williams et al., 2009) of one of {network['workers']} workers, all of them computing: "
         "min(fp32 matrix peak, intensity times bandwidth), for memory (bytes read plus bytes written by a copy) and "
         f"for each network (bus bandwidth with {WHOLE_GRADIENT} of {model['flat_bytes']:,} bytes in one message). "
@@ -440,7 +438,6 @@ def simulation_drawing(table: pd.DataFrame, calibration: Scenario) -> Figure:
     return Figure(
         name="simulation",
         title="Simulated scaling",
-        alt="Speedup, efficiency and parts of the step against workers; the values are in its CSV file.",
         caption=f"Simulated, not measured: {it.scaling} scaling, computing known with {it.batch} samples per worker, "
         f"{plural(it.network.workers_per_node, 'worker')} per node, gradients of {it.gradient_bytes:,.0f} bytes. "
         "Speedup is over one worker that computes alone; efficiency with the 95 % intervals of the table. Bars: the "

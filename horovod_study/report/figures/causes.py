@@ -74,7 +74,6 @@ def breakdown(analysis: Analysis) -> Figure | None:
     return Figure(
         name="breakdown",
         title="Where the time of a step goes",
-        alt="Stacked bars of the mean time per step by part and number of workers; the values are in the table below.",
         caption=f"{caption} What has no room is in the CSV file.",
         data=parts[["series", "workers", "nodes", "repeats", "lap", "mean_s", "share", "note"]],
         looks=styles,
@@ -99,7 +98,6 @@ def losses(analysis: Analysis) -> Figure | None:
     return Figure(
         name="losses",
         title="What more workers add to a step",
-        alt="Stacked bars of what each part of a step grew by; the values are in its CSV file.",
         caption=f"T(N) {MINUS} T(1) by part, means per step over the timed window, ranks and repeats; T(1): the step "
         f"of {base} (for a fixed global batch divided by the workers). Numbers: sums of all parts; strokes: their "
         f"95 % intervals, where there are three repeats.{apart}",
@@ -235,7 +233,6 @@ def load(analysis: Analysis) -> Figure | None:
     return Figure(
         name="load",
         title="The machine over time",
-        alt=f"{'; '.join(panel.label for panel in panels)}: over the timed window; the values are in its CSV file.",
         caption=f"The machine over the timed window, {setting}, at the largest worker count of each series: "
         f"{'; '.join(panel.words for panel in panels)}. The window is cut into {machine.SLICES} stretches of equal "
         "steps. Lines: medians over repeats; bands: lowest to highest repeat. The other cells are in the CSV file.",
@@ -282,7 +279,6 @@ def host_over_time(samples: Any, steps: pd.DataFrame, evaluations: Sequence[Mapp
     return Figure(
         name=f"system-{samples.host}",
         title=f"Host {samples.host} over time",
-        alt=f"{'; '.join(panel.y for panel in panels)}: over the run; means and maxima are in its CSV file.",
         caption=f"Host {samples.host} during the run, sampled every {float(samples.meta['interval_s']):g} s: the "
         f"process trees of {plural(len(samples.meta['ranks']), 'rank')} and the host as a whole. Shaded: phases of the "
         f"run; its first step began at {0.0 - begin_s:.3g} s. MB are 1e6 bytes."

@@ -64,7 +64,7 @@ def against_workers(
         told += [f"Baseline ({kind}): {baseline}.", kit.work_words(shown), kit.repeats_words(shown)]
     told += [kit.boundary_words(shown).strip(), kit.left_out(rows, settings).strip()]
     title, shape = name.replace("_", " ").capitalize(), (2, 0.84, 0.52)
-    how = {"title": title, "alt": what, "looks": series_styles(analysis.points), "shape": shape, **how}
+    how = {"title": title, "looks": series_styles(analysis.points), "shape": shape, **how}
     return Figure(name=name, caption=" ".join(filter(None, told)), data=data, panels=panels, **how)
 
 

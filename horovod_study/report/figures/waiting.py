@@ -219,18 +219,21 @@ def transport_ratio(analysis: Analysis) -> Figure | None:
                          for side in "ba" for row in shown.to_dict("records"))  # fmt: skip
     alike, rest = len({backend for backend, _ in ways}) == 1, len(pairs) - len(kept)
     compared = [style.TRANSPORTS.get(way[1], way[1]) if alike else style.runtime_label(*way) for way in ways]
+    grey = style.SeriesStyle(label="", color=style.QUIET, marker="o", filled=True, dash="none")
     what = "One backend against another, against the number of workers: the value of the first over that of the second."
     return Figure(
         name="transport_ratio",
         title=" against ".join(compared) if len(compared) == 2 else f"Ratios of {listed(compared)}",
-        alt=what,
         caption=f"{what} Points: geometric mean over pairs of runs of the same repeat; bars: 95 % intervals (Student's "
         "t on logarithms). Filled: resolved, p below 0.05 after Holm over the worker counts."
         f"{kit.boundary_words(shown)} {kit.repeats_words(shown, 'pairs')}{_left(rest, 'pair')}",
         data=table,
         panels=panels,
         looks=looks,
-        legend=kit.judged_handles(),
+        legend=[
+            Line2D([], [], linestyle="none", **kit.marker(replace(grey, filled=filled)), label=label)
+            for filled, label in ((True, "resolved"), (False, "not resolved"))
+        ],
         shape=(2, 0.84, 0.52),
     )
 
@@ -302,7 +305,6 @@ def batch_size(analysis: Analysis) -> Figure | None:
     return Figure(
         name="batch_size",
         title="What a larger batch gives",
-        alt=what,
         caption=f"{what} Points: medians over repeats; bars: {INTERVAL}. Lines: the fitted step, fixed + B per_sample "
         "or max(fixed, B per_sample), the form selected by AICc; stroke: its knee, where both costs are equal, on its "
         f"95 % interval.{_left(rest, 'line')}",

@@ -52,7 +52,7 @@ MAX_ROWS = 32  # of a table in sight
 MAX_DOUBTS = 5  # in sight
 
 SECTIONS = {
-    "against": ("Against the other study", "against", "", "against"),
+    "against": ("Against the other study", "", "against", ""),
     "scaling": ("Scaling", "speedup efficiency", "", ""),
     "step": ("Inside a step", "breakdown losses", "", "losttime breakdown"),
     "nodes": ("Across nodes", "boundary", "", "boundary"),
@@ -64,7 +64,7 @@ SECTIONS = {
     "learning": ("Learning", "learning targets", "", "targets learning"),
     "resources": ("Energy and hours", "resources", "", "resources"),
     "doubts": ("Doubts", "", "worst failed", "others"),
-    "points": ("All points, and how they were measured", "", "points turns measurement", "environment commands"),
+    "points": ("All points, and how they were measured", "", "points measurement", "environment commands"),
 }
 """What follows the answer, in its order, by id: title, and the names of its figures, of its tables in sight and folded.
 
@@ -101,8 +101,7 @@ def write_report(
 def render(analysis: Analysis, *, against: Any = None, printed: Sequence[Table] | None = None) -> str:
     """Return the page as text; equal analyses give equal pages. `printed`: its tables, where they are made already."""
     labels, printed = series_labels(analysis.points), tables(analysis) if printed is None else printed
-    beside = [] if against is None else [compared.figure(against)]
-    figures = {each.name: _figure(each) for each in (*beside, *drawings(analysis))}
+    figures = {each.name: _figure(each) for each in drawings(analysis)}
     made = {each.name: each for each in (*printed, *_own_tables(analysis, labels, against)) if each.groups}
     script, provenance = page_file("static/report.js"), analysis.provenance
     own = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")

@@ -392,24 +392,6 @@ _TABLES: Mapping[str, SimpleNamespace] = {
         "efficiency_wrapped_low efficiency_wrapped_high karp_flatt waiting_share outside_share_median "
         "whole_samples_per_s_median flags reasons",
     ),
-    "turns": _declared(
-        "Speedups from turns",
-        "Ratios to {over_base} within rounds of cells that alternate. Error of rounds: the standard error that they "
-        "alone leave; launches: the standard deviation of what new processes change; cancelled: the share of both "
-        f"cells' scatter that is not in their ratio. {_95}.",
-        *_PLACE,
-        Column("Launches", "count", "turns_launches"),
-        Column("Rounds", "count", "turns_rounds"),
-        Column("Set\naside", "count", "turns_set_aside"),
-        Column("Speedup", "interval", "speedup_{base}", strong=True),
-        Column("Scatter\nof a round", "number", "turns_round_sd", "%", digits=2),
-        Column("Memory", "number", "turns_memory", "rounds", digits=2),
-        Column("Error\nof rounds", "number", "turns_round_error", "%", digits=2),
-        Column("Launches\ndiffer by", "number", "turns_launch_sd", "%", digits=2),
-        Column("Cancelled", "number", "turns_cancelled", "%", digits=2),
-        frame="points",
-        need="turns_launches",
-    ),
     "laws": _declared(
         "Fitted scaling laws",
         f"Least squares on the median speedups over {{over_base}}; AICc compares laws of one series. {_95}. Linear: "
@@ -438,22 +420,6 @@ _TABLES: Mapping[str, SimpleNamespace] = {
         f"of each lap in it. {_95}.",
         *(*_PLACE, _REPEATS, Column("Together", "interval", itemgetter("whole"), "ms"), *_LAPS),
         rows=partial(_laps, grown=True),
-    ),
-    "balance": _declared(
-        "Balance between the workers",
-        "Medians over repeats. Parallel efficiency = load balance (mean over largest useful time of a worker) times "
-        "communication efficiency (largest useful time over run time), after POP. Skew: from the mean to the last "
-        "worker's gradients, per step.",
-        *_PLACE,
-        _REPEATS,
-        Column("Load\nbalance", "number", "load_balance_median", "%"),
-        Column("Communication\nefficiency", "number", "communication_efficiency_median", "%"),
-        Column("Parallel\nefficiency", "number", "parallel_efficiency_median", "%"),
-        Column("Skew", "number", "skew_s_median", "ms", digits=2),
-        frame="points",
-        need="parallel_efficiency_median",
-        keep="series workers nodes repeats load_balance_median communication_efficiency_median "
-        "parallel_efficiency_median skew_s_median",
     ),
     "synchronisation": _declared(
         "Waiting for gradients",
@@ -883,43 +849,23 @@ def _worth(analysis: Analysis, found: Mapping[str, Any]) -> str:
 
 
 def learned(analysis: Analysis) -> list[str]:
-    """Return what was learned and how soon, in plain sentences."""
-    best, labels, text = _best(analysis), series_labels(analysis.points), []
+    """Return in a sentence the best that was learned; none where nothing was."""
+    best, labels = _best(analysis), series_labels(analysis.points)
     if best is None:
         return []
     floor = f"; the statistical floor of the test curves is {numbers.scientific(best['floor_mse'])}, an efficiency of "
     floor = f"{floor}{percent(best['efficiency'])}" * known(best["floor_mse"])
-    text.append(
-        f"The smallest test MSE is {numbers.scientific(best['best_mse_median'], 3)}, reached by {_who(best, labels)} "
+    return [
+        f"The smallest test MSE is {numbers.scientific(best['best_mse_median'], 3)}, reached by "
+        f"{labels[best['series']]}, {plural(best['workers'], 'worker')} ({best['setting']}) "
         f"after {best['best_epoch']:.3g} epochs and {rounded(best['best_train_s'], 3)}{THIN}s of training{floor}."
-    )
-    table = analysis.targets
-    met = table[(table["workers"] > 1) & table["speedup"].notna()]
-    if len(met):
-        met = met[met["target_mse"] == met["target_mse"].min()]
-        row = met.sort_values(["workers", "speedup"], ascending=False, kind="stable").iloc[0]
-        text.append(
-            f"A test MSE of {numbers.scientific(row['target_mse'])} takes {_who(row, labels)} "
-            f"{rounded(row['train_s'], 3)}{THIN}s, "
-            f"{with_interval(row['speedup'], row['speedup_low'], row['speedup_high'])} times as fast as "
-            f"{_BASES[row['base']]}: {numbers.number(row['throughput_ratio'])} times the throughput, and a statistical "
-            f"efficiency of {numbers.number(row['statistical_efficiency'])}."
-        )
-    if censored := int(table["censored"].astype(bool).sum()):
-        text.append(f"{censored} of {len(table)} times to target are lower bounds only: the target was not met.")
-    return text
+    ]
 
 
 def _best(analysis: Analysis) -> Any:
     """Return the row of the smallest test MSE, or None."""
-    table = analysis.learning[analysis.learning["best_mse_median"].notna()]
-    if table.empty:
-        return None
-    return table.sort_values(["best_mse_median", "best_train_s"], kind="stable").iloc[0]
-
-
-def _who(row: Any, labels: Mapping[str, str]) -> str:
-    return f"{labels[row['series']]}, {plural(row['workers'], 'worker')} ({row['setting']})"
+    known = analysis.learning[analysis.learning["best_mse_median"].notna()]
+    return known.sort_values(["best_mse_median", "best_train_s"], kind="stable").iloc[0] if len(known) else None
 
 
 def sentences(analysis: Analysis) -> list[list[str]]:
