@@ -597,20 +597,13 @@ def test_an_unmarked_extrapolation_is_named() -> None:
     )  # fmt: skip
 
 
-def test_a_changed_value_of_a_document_is_named_by_its_path(golden: Golden) -> None:
+def test_a_changed_value_of_a_document_is_named_by_its_line(golden: Golden) -> None:
     document = {"series": {"a": {"laws": [{"rmse": 0.5}]}}, "doubts": ["one", "two"], "none": None}
-    other = {"series": {"a": {"laws": [{"rmse": 0.25}]}}, "doubts": ["one"], "more": 1, "none": None}
-    old, new = (check._leaves(json.dumps(each), "fits.json") for each in (other, document))
+    other = {"series": {"a": {"laws": [{"rmse": 0.25}]}}, "doubts": ["one"], "none": None}
+    old, new = (check._numbered(json.dumps(each, indent=1)) for each in (other, document))
     found = check._texts("fits.json", old, new, audit.TEXT_TOLERANCE)
 
-    golden(
-        [(each.column, each.text) for each in found],
-        "series.a.laws[0].rmse",
-        "0.25",
-        "0.5",
-        "doubts[1]",
-        "more",
-    )
+    golden([(each.column, each.text) for each in found], "line 6", "0.25", "0.5", "two")
 
 
 # --------------------------------------------------------------------------------------------------------- page

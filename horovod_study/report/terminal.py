@@ -19,7 +19,7 @@ from horovod_study.analysis.stats import Interval
 from horovod_study.analysis.steps import traces
 from horovod_study.analysis.steps.accounting import CLOSES_S, Accounting
 from horovod_study.analysis.steps.attribution import Attribution
-from horovod_study.analysis.steps.breakdown import BASES, PARTS, shown
+from horovod_study.analysis.steps.breakdown import PARTS, shown
 from horovod_study.analysis.steps.explanation import Explanation, Inspection, Row, explain
 from horovod_study.analysis.steps.rank_steps import CAUSES, NO_EXCHANGE, Lateness, Stragglers
 from horovod_study.analysis.steps.timeline import PHASES, Timeline
@@ -299,17 +299,9 @@ def result_lines(found: Inspection) -> list[str]:
     window = f"{plural(found.window['steps'], 'step', ',')} from step {found.window['first_step']:,} on are looked at"
     left_out = f"{found.window['excluded']:,} before them are excluded ({found.window['by']})"
     texts = [headline(found), f"{window}; {left_out}."]
-    gaps = [(each.gap, each.rank) for each in found.ranks if each.gap is not None]
-    if gaps:
-        gap, rank = max(gaps)
-        unexplained = max((each.laps_s["residual"] or 0.0) / each.step_s for each in found.ranks)
-        never = ": do not quote their shares" * (gap > 1e-6)
-        texts.append(
-            f"Closure: the laps miss the step by at most {100 * gap:.1f} % (rank {rank}){never}; up to "
-            f"{100 * unexplained:.1f} % of it are outside all laps (unexplained)."
-        )
-    else:
-        texts.append("Closure: the steps have no laps that could be added up.")
+    gap, rank = max(((each.gap or 0.0, each.rank) for each in found.ranks), default=(0.0, 0))
+    if gap > 1e-6:
+        texts.append(f"The laps miss the step by up to {100 * gap:.1f} % (rank {rank}): do not quote their shares.")
     texts += ["", *_rank_table(found), "", *_straggler_lines(found.stragglers)]
     if (pop := found.pop) is not None:
         texts.append(
@@ -468,7 +460,7 @@ def account_lines(found: Accounting, gate: SimpleNamespace | None) -> list[str]:
     """Return the whole account as lines."""
     doubts = [f"  {line}" for doubt in found.doubts for line in wrapped(doubt, 112, deeper="  ")]
     notes = ["incomplete or doubtful runs", *doubts] if doubts else []
-    blocks = (_step_lines(found), _residual_lines(found), *_growth_lines(found), notes, gate_lines(gate))
+    blocks = (_step_lines(found), _residual_lines(found), notes, gate_lines(gate))
     return [line for block in blocks if block for line in ("", *block)][1:]
 
 
@@ -493,7 +485,8 @@ def _step_lines(found: Accounting) -> list[str]:
             rows.append(row(f"  median of {repeats + 1} (no sum)", laps["median_s"].to_dict(), shares=False))
         where = f"{plural(head['workers'], 'worker')} on {plural(head['nodes'], 'node')}"
         groups.append(Group(title=f"{head['series']}, {where}", rows=tuple(rows)))
-    lines = _lines(("ms per step, and share of it", *(HEADS[part] for part in parts)), groups)
+    columns = table_of(("ms per step, and share of it", *(HEADS[part] for part in parts)), ()).columns
+    lines = to_lines(Table(columns=columns, groups=tuple(groups)))
     untold = [f"{run.run}: no account: {run.why_not}" for run in found.runs if run.why_not]
     return lines + [line for each in untold for line in wrapped(each, 110, deeper="  ")]
 
@@ -519,37 +512,6 @@ def _residual_lines(found: Accounting) -> list[str]:
         left_out = [run.excluded for run in found.runs if run.excluded_by == reason]
         lines.append(f"excluded {span(min(left_out), max(left_out))} steps of each rank ({reason}), kept in the rows")
     return lines
-
-
-def _growth_lines(found: Accounting) -> list[list[str]]:
-    """Return T(N) - T(1) by part against each baseline: ms with its interval, share of the whole growth, note."""
-    blocks = []
-    for kind in BASES:
-        groups = []
-        minus = f"minus_{kind}"
-        grown = found.cells[(found.cells["workers"] > 1) & found.cells["lap"].isin(shown(found.cells, PARTS))]
-        for _, cell in grown.groupby(_CELL, sort=False):
-            step = cell[cell["lap"] == "step"].iloc[0]
-            if math.isfinite(step[f"{minus}_s"]):
-                rows = [
-                    (
-                        f"  {HEADS[row['lap']]}",
-                        quoted(*(1e3 * row[f"{minus}{end}_s"] for end in ("", "_low", "_high"))) or NOTHING,
-                        _share(row[f"growth_{kind}"]),
-                        row["note"],
-                    )
-                    for row in cell.to_dict("records")
-                ]
-                title = f"{step['series']}, {plural(step['workers'], 'worker')}: {step[f'interval_{kind}']}"
-                groups.append(Group(title=title, rows=tuple(rows)))
-        if groups:
-            heads = (f"T(N) {MINUS} T(1) in ms, T(1): {kind}", "ms [95 %]", "share", "")
-            blocks.append(_lines(heads, groups, texts=(0, 3)))
-    return blocks
-
-
-def _lines(heads: Sequence[str], groups: Sequence[Group], texts: Sequence[int] = (0,)) -> list[str]:
-    return to_lines(Table(columns=table_of(heads, (), texts=texts).columns, groups=tuple(groups)))
 
 
 def gate_lines(gate: SimpleNamespace | None) -> list[str]:

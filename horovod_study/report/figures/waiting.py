@@ -18,10 +18,8 @@ from horovod_study.report import grammar as kit
 from horovod_study.report.figures.scaling import INTERVAL, Side, against_workers, law_words
 from horovod_study.report.grammar import Curve, Figure, Guide, Looks, Panel, Points, spread
 from horovod_study.report.kit import style
-from horovod_study.text.numbers import signed, with_interval, with_unit
+from horovod_study.text.numbers import with_interval
 from horovod_study.text.words import listed, plural
-
-_MOST_JUMPS = 6  # whose sizes the legend has
 
 
 def synchronisation(analysis: Analysis) -> Figure | None:
@@ -125,11 +123,10 @@ def boundary(analysis: Analysis) -> Figure | None:
         yield _Jumps(cells=own, rows=known[known["series"].isin(own["series"])])
 
     known = jumps[jumps["jump_s"].notna() & jumps["series"].isin(shown["series"])]
-    # An indirect jump is left out where its boundary has a direct one; of others the legend has the first.
+    # An indirect jump is left out where its boundary has a direct one.
     boundaries = pd.Series(list(zip(known["series"], known["fewer_nodes"], strict=True)), index=known.index)
     direct = known["kind"] == DIRECT
     known = known[direct | ~boundaries.isin(set(boundaries[direct]))]
-    told = known[(known["kind"] == DIRECT) | ~known.duplicated("series")].to_dict("records")
     words = [
         "Waiting for gradients per step against workers, on one and on more nodes: of each run "
         f"{'medians' if (shown['per_step'] == MEDIAN).all() else 'means'} over steps.",
@@ -137,24 +134,11 @@ def boundary(analysis: Analysis) -> Figure | None:
         "Arrows: the jump between equal workers on fewer and on more nodes." * (DIRECT in set(known["kind"])),
         "Dotted: the next worker count already needs another node: not the jump of the node alone."
         * (INDIRECT in set(known["kind"])),
-        "Sizes of the jumps: means over repeats, 95 % intervals in brackets." * bool(told),
-        f"Those of {len(told) - _MOST_JUMPS} more jumps are in the CSV file." * (len(told) > _MOST_JUMPS),
         _hidden(analysis.nodes, {series: look.label for series, look in looks.items()}),
     ]
     sides = [(layers, "Waiting for gradients / ms per step", {"beyond": None})]
     data = pd.concat([shown.assign(kind="point"), jumps.rename(columns={"kind": "jump"}).assign(kind="jump")])
-    settings = shown.drop_duplicates("series").set_index("series")["setting"]
-    named = {series: labels[series] + f", {settings[series]}" * (settings.nunique() > 1) for series in settings.index}
-    legend = []
-    for row in told[:_MOST_JUMPS]:
-        value = signed(with_unit(*(1000 * row[f"{each}_s"] for each in ("jump", "low", "high")), unit="ms"))
-        more = row["more_workers"] - row["fewer_workers"]
-        at = f"with {plural(more, 'worker')} more" if more else f"at {plural(row['more_workers'], 'worker')}"
-        text = f"{named[row['series']]}, {row['fewer_nodes']:.0f} to {row['more_nodes']:.0f} nodes: {value} {at}"
-        text += ", not resolved" * (not pd.isna(row["resolved"]) and not row["resolved"])
-        dash = (0, (1, 2)) if row["kind"] == INDIRECT else "-"
-        legend.append(kit.entry(looks[row["series"]], text, linestyle=dash, linewidth=0.9))
-    how: dict[str, Any] = {"rows": shown, "data": data, "looks": looks, "legend": legend}
+    how: dict[str, Any] = {"rows": shown, "data": data, "looks": looks}
     return against_workers(analysis, "boundary", words, sides, base=False, **how)
 
 

@@ -7,7 +7,6 @@ without any value. Below them: doubts for a reader of the page, each with what t
 
 import math
 import re
-import shlex
 from collections import Counter, namedtuple
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from itertools import chain, repeat
 from operator import itemgetter
 from pathlib import Path
 from string import ascii_lowercase
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -662,22 +661,14 @@ def names_of(analysis: Analysis) -> dict[str, str]:
 
 def told_doubts(analysis: Analysis) -> list[ToldDoubt]:
     """Return the doubts of a study as the page tells them, the worst first."""
-    runs, found = analysis.runs, dict[str, str]()  # the run with most workers of each series, and by "" of all
-    if {"series", "run", "study", "status"} <= set(runs.columns):
-        done = runs[(runs["status"] == "done") & (runs["study"] != "train")].sort_values("workers", kind="stable")
-        for series, study, run in done[["series", "study", "run"]].itertuples(index=False):
-            within = run if run.startswith(f"{study}/") else f"{study}/{run}"
-            found[series] = found[""] = shlex.quote(f"runs/{within}")
-    return doubts_of(analysis.provenance, names_of(analysis), found)
+    return doubts_of(analysis.provenance, names_of(analysis))
 
 
-def doubts_of(
-    provenance: Mapping[str, Any], labels: Mapping[str, str], runs: Mapping[str, str] = MappingProxyType({})
-) -> list[ToldDoubt]:
-    """Return the doubts of Analysis.provenance, the worst first; `labels`: names_of, `runs`: a run of each series.
+def doubts_of(provenance: Mapping[str, Any], labels: Mapping[str, str]) -> list[ToldDoubt]:
+    """Return the doubts of Analysis.provenance, the worst first; `labels`: names_of.
 
     A doubt that SHARED series have in common stands at the place of the first, with their names. Commands name the
-    files of the study or of the table where those that made it name one, and the run with most workers.
+    files of the study or of the table where those that made it name one.
     """
     doubts, kinds = provenance["doubts"], provenance.get("doubt_kinds") or ()
     ranks, files = list(REMEDIES), _files(provenance.get("commands") or ())
@@ -696,9 +687,7 @@ def doubts_of(
         remedy, command = REMEDIES[kind]
         if "table" in kinds and kind != "table":  # which no study can measure again
             remedy, command = "add what is missing to the table, each as a row of its own", _TABLE
-        of = series.search(doubt)
-        run = runs.get(of[0] if of else "", runs.get("", "RUN_DIR"))
-        for unknown, path in (files | {"RUN_DIR": run}).items():
+        for unknown, path in files.items():
             command = command.replace(unknown, path)
         told = series.sub(lambda hit: labels[hit[0]], told)
         found.setdefault(told, (ranks.index(kind), ToldDoubt(told, names, remedy, command)))
