@@ -308,12 +308,11 @@ def test_an_unresolved_jump_is_said_to_be_one(golden):
 
 
 @pytest.mark.slow
-def test_the_figure_marks_the_boundary_and_writes_the_jump_and_the_paths(golden):
+def test_the_figure_marks_the_boundary_and_writes_the_paths(golden):
     drawing = drawn.boundary(analysed(FILLED))
     text = " ".join(panels.inline(drawing).split())
 
     assert "2 nodes" in text
-    assert "with 1 worker more" in text
     assert "Horovod/MPI: shared memory, then tcp:eth0" in text
     golden(drawing.caption)
     assert set(drawing.data["kind"]) == {"point", "jump"} and set(synchronisation.NODE_COLUMNS) <= set(

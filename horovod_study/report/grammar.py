@@ -605,7 +605,7 @@ def face(look: style.LapStyle) -> dict[str, Any]:
     return {"facecolor": look.color, "edgecolor": edge, "hatch": look.hatch, "linewidth": 0.5}
 
 
-def legend(figure: Canvas, handles: Sequence[Any], width_in: float, **more: Any) -> None:
+def legend(figure: Canvas, handles: Sequence[Any], width_in: float) -> None:
     """Put a legend below the whole figure, in as many columns as fit; what is too long for a line is broken,
     and of a very long name the middle is left out.
 
@@ -628,7 +628,7 @@ def legend(figure: Canvas, handles: Sequence[Any], width_in: float, **more: Any)
     lines = max(sum(labels[place].count("\n") + 1 for place in part) for part in parts)
     tall_in = figure.get_figheight()
     figure.set_figheight(min(tall_in + max(0, lines - 2) * 1.35 * em_in, max(tall_in, 9.6)))
-    figure.legend(handles=list(handles), labels=labels, loc="outside lower center", ncols=columns, **more)
+    figure.legend(handles=list(handles), labels=labels, loc="outside lower center", ncols=columns)
 
 
 def count_axis(

@@ -384,7 +384,7 @@ def balance_words(balanced: Sequence[Lateness], chance: float) -> str:
     for each in ([each for each in balanced if each.cause != "data"] or balanced)[: 1 if chance == 0.5 else 3]:
         lap, less = min(each.laps_s.items(), key=lambda lap: lap[1])
         words.append(
-            f"{_rank(each)} takes {_late(each, 'cause_')} ms longer per step {CAUSES[each.cause]}, and "
+            f"{_rank(each)} takes {_late(each)} ms longer per step {CAUSES[each.cause]}, and "
             f"{milliseconds(-less)} ms less {CAUSES[lap]}."
         )
     return " ".join(words)
@@ -393,11 +393,9 @@ def balance_words(balanced: Sequence[Lateness], chance: float) -> str:
 def late_words(late: Lateness, chance: float) -> str:
     """Return by how much a rank is late, in which lap, and in how many steps it is the last one."""
     quick = late.quickest_s < 0.2 * late.cause_s  # of its lateness, it is as quick as the others itself
-    apart = abs(late.value_s - late.cause_s) > 0.1 * late.cause_s  # else one number tells both
     return (
-        f"{_rank(late)} is {_late(late, 'cause_')} ms late per step {CAUSES[late.cause]}"
-        f"{f' (over all laps {_late(late)} ms)' * apart}, and is the last one in {percent(late.last_share)} of the "
-        f"steps (by chance: {percent(chance)})."
+        f"{_rank(late)} is {_late(late)} ms late per step {CAUSES[late.cause]}, and is the last one in "
+        f"{percent(late.last_share)} of the steps (by chance: {percent(chance)})."
         f"{' Its quickest steps are not late: at times something holds it up, such as another program.' * quick}"
     )
 
@@ -406,9 +404,8 @@ def _rank(late: Lateness) -> str:
     return f"Rank {late.rank}{f' on {late.host}' if late.host else ''}"
 
 
-def _late(late: Lateness, part: str = "") -> str:
-    names = [f"{part}s" if part else "value_s", f"{part}low_s", f"{part}high_s"]
-    return quoted(*(1e3 * getattr(late, name) for name in names))
+def _late(late: Lateness) -> str:
+    return quoted(*(1e3 * each for each in (late.cause_s, late.cause_low_s, late.cause_high_s)))
 
 
 def _pause_lines(found: Inspection) -> list[str]:

@@ -326,17 +326,13 @@ def _compared(
                 continue
             again = path.read_text(encoding="utf-8")
             faults, count = _contents(name, place, again, tolerance)
-            if suffix == ".html":
-                odd = drawn_alike or bool(wanted - {drawings_digest(content.decode("utf-8"))})
-                fault = ("picture-changed", "its texts are right, its drawings or styles are not those of report")
-            else:
-                odd = drawn_alike or not audit.same_text(content.decode("utf-8"), again, tolerance)
-                fault = (
-                    "cell-differs",
-                    "its numbers are right, its bytes (marks, blank lines) are not those of report",
+            page, text = suffix == ".html", content.decode("utf-8")
+            alike = audit.same_text(text, again, tolerance) if not page else not wanted - {drawings_digest(text)}
+            if not faults and content != path.read_bytes() and (drawn_alike or not alike):
+                told = (
+                    "its texts and numbers are right, its bytes (marks, blank lines, drawings) are not those of report"
                 )
-            if odd and not faults and content != path.read_bytes():
-                faults = [Fault(name=fault[0], text=fault[1], where=name)]
+                faults = [Fault(name="picture-changed" if page else "cell-differs", text=told, where=name)]
         except RecordError as error:
             text = f"{error}".removeprefix(f"{shown(place)}: ").removesuffix("; ")
             faults, count = [Fault(name="file-missing", text=text, where=name)], 0
