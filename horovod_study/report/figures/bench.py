@@ -2,7 +2,7 @@
 a simulation on such a network found: a table, and speedup, efficiency and parts of a step against workers.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from horovod_study.report import grammar as kit
 from horovod_study.report.grammar import Curve, Figure, Guide, Panel, Points, of_bars, spread
 from horovod_study.report.kit import style
 from horovod_study.report.kit.files import write_result
-from horovod_study.text.numbers import alone, amount, known
-from horovod_study.text.tables import NOTHING, table_of, to_lines
+from horovod_study.text.numbers import THIN, alone, amount
+from horovod_study.text.tables import NOTHING, Column, Table, filled, grouped, table_of, to_lines
 from horovod_study.text.words import plural
 
 _STEP = style.SeriesStyle(label="", color=style.LAPS["sync"].color, marker="o", filled=True, dash="none")
@@ -354,19 +354,31 @@ def _constants(calibration: Scenario) -> dict[str, Any]:
 
 def simulation_text(table: pd.DataFrame, calibration: Scenario) -> str:
     """Return the constants and a table per scenario for a terminal."""
+    columns = (
+        *(Column(name, "count", name) for name in ("workers", "nodes", "batch")),
+        Column("step", "interval", "step_s step_low_s step_high_s", "ms"),
+        Column("throughput", "number", "samples_per_s", "samples/s"),
+        Column("efficiency", "number", "efficiency", "%"),
+        *(Column(part, "number", f"{part}_s", "ms", usual="0.00") for part in PARTS),
+        Column("all-reduce", "interval", "allreduce_s allreduce_low_s allreduce_high_s", "ms"),
+        Column("hidden", "number", "hidden_s", "ms", usual="0.00"),
+        Column("x baseline", "interval", "of_baseline of_baseline_low of_baseline_high"),
+    )
     blocks, heads = [_constant_lines(calibration, several=bool((table["nodes"] > 1).any()))], set[str]()
-    for place, (name, own) in enumerate(table.groupby("scenario", sort=False)):
-        rows = [_simulated_cells(row, baseline=place == 0) for row in own.to_dict("records")]
-        told = [column for column in rows[0] if {row[column] for row in rows} - {NOTHING, "0"}]
-        columns = [column.strip() for column in told]
-        heads |= {*columns}
-        cells = [[row[each] for each in told] for row in rows]
-        blocks.append([f"{name}", *to_lines(table_of(columns, cells, texts=()))])
+    rows = table.assign(
+        allreduce_s=table["allreduce_s"].where(table["allreduce_low_s"].notna()),
+        of_baseline=table["of_baseline"].where(table["scenario"] != table["scenario"].iloc[0]),
+        **{f"{part}_s": table[f"{part}_s"].where(table[f"{part}_s"].abs() > 1e-9, 0.0) for part in PARTS},
+    )
+    for name, own in rows.groupby("scenario", sort=False):
+        made = filled(Table(columns=columns, groups=grouped(columns, [("", own.to_dict("records"))])))
+        heads |= {column.head for column in made.columns}
+        blocks.append([f"{name}", *to_lines(made)])
     parts = "".join(f"; {part}: {_SIMULATED[part].label}" for part in PARTS[1:] if part in heads)
     hidden = ["hidden: communication behind backward, not part of the step"] * ("hidden" in heads)
-    of_one = f"efficiency: of one worker that computes alone{'; [95 % interval]' * ('95 %' in heads)}"
-    blocks.append([f"ms of a step: parts add up to it{parts}", of_one, *hidden])
-    return "\n\n".join("\n".join(lines) for lines in blocks)
+    of_one = "efficiency: of one worker that computes alone; [95 % interval]"
+    blocks.append([f"parts of a step add up to it{parts}", of_one, *hidden])
+    return "\n\n".join("\n".join(lines) for lines in blocks).replace(THIN, ",")
 
 
 def _constant_lines(calibration: Scenario, *, several: bool) -> list[str]:
@@ -396,29 +408,8 @@ def _constant_lines(calibration: Scenario, *, several: bool) -> list[str]:
     ]
 
 
-def _simulated_cells(row: Mapping[Any, Any], *, baseline: bool) -> dict[str, str]:
-    """Return the text of each column; a blank before a head tells it from another of the same name."""
-    ratio = {"x baseline": alone(row["of_baseline"]), "95 %  ": _range(row, "of_baseline_{}", alone)}
-    return {
-        **{name: f"{row[name]:,}" for name in ("workers", "nodes", "batch")},
-        "step ms": _ms(row["step_s"]),
-        "95 %": _range(row, "step_{}_s", _ms),
-        "samples/s": alone(row["samples_per_s"]),
-        "efficiency": f"{alone(100 * row['efficiency'])} %",
-        **{part: _ms(row[f"{part}_s"]) for part in PARTS},
-        "all-reduce 95 %": _range(row, "allreduce_{}_s", _ms),
-        "hidden": _ms(row["hidden_s"]),
-        **(ratio if not baseline else {}),
-    }
-
-
 def _ms(seconds: float) -> str:
     return alone(seconds * 1e3) if abs(seconds) > 1e-9 else "0"
-
-
-def _range(row: Mapping[Any, Any], name: str, write: Callable[[float], str]) -> str:
-    low, high = (row[name.format(end)] for end in ("low", "high"))
-    return f"[{write(low)}, {write(high)}]" if known(low) and known(high) else NOTHING
 
 
 def simulation_drawing(table: pd.DataFrame, calibration: Scenario) -> Figure:
