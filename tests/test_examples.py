@@ -78,7 +78,7 @@ def test_resnet_alone_and_with_horovod_beside_a_run_of_the_own_trainer(tmp_path:
     told = run("horovod-study", "explain", "--part", "account", str(tmp_path / "runs")).stdout
     grown = told[told.index("T(N) \u2212 T(1) in ms") :]
     assert re.search(r"horovod/mpi ResNet18-44622 batch 4, 2 workers: .*\n(?: +\w+ +[+\u2212-]?\d.*\n?){6}", grown)
-    assert "Closure" in run("horovod-study", "explain", "--part", "steps", str(tmp_path / "runs" / "2w")).stdout
+    assert "Stragglers" in run("horovod-study", "explain", "--part", "steps", str(tmp_path / "runs" / "2w")).stdout
 
 
 @pytest.mark.slow

@@ -42,14 +42,13 @@ from horovod_study.report.page.tables import (
     write_tables,
 )
 from horovod_study.text.numbers import THIN, fixed, short_rate
-from horovod_study.text.tables import Cell, Column, Group, Table
-from horovod_study.text.words import cut, listed, plural
+from horovod_study.text.tables import Column, Group, Table
+from horovod_study.text.words import listed, plural
 
 OPTIONS = packaged().options
 
 MAX_CSV = 60_000  # letters of a figure's data for download; beyond, its button leads to figures/
 MAX_ROWS = 32  # of a table in sight
-MAX_DOUBTS = 5  # in sight
 
 SECTIONS = {
     "against": ("Against the other study", "", "against", ""),
@@ -63,7 +62,7 @@ SECTIONS = {
     "forecast": ("Laws and forecast", "forecast", "", "forecast laws limits holdout workers"),
     "learning": ("Learning", "learning targets", "", "targets learning"),
     "resources": ("Energy and hours", "resources", "", "resources"),
-    "doubts": ("Doubts", "", "worst failed", "others"),
+    "doubts": ("Doubts", "", "doubts failed", ""),
     "points": ("All points, and how they were measured", "", "points measurement", "environment commands"),
 }
 """What follows the answer, in its order, by id: title, and the names of its figures, of its tables in sight and folded.
@@ -215,7 +214,7 @@ def _leads(
         "step": step,
         "forecast": [f"No forecast of {listed([*dict.fromkeys(of)])}: {why}." for why, of in lacking.items()],
         "learning": [*learned(analysis), *([f"The same in all runs: {same}."] if same else [])],
-        "doubts": [] if "worst" in made else [passed],
+        "doubts": [] if "doubts" in made else [passed],
         "points": method,
     }
     if against is not None:
@@ -240,18 +239,11 @@ def _own_tables(analysis: Analysis, labels: Mapping[str, str], against: Any) -> 
         limits.append(Group(title=labels[series], rows=tuple((told,) for told in (*fit["doubts"], *methods))))
     limited = Table(columns=(Column("To know", "text"),), groups=tuple(limits))
     yield replace(limited, name="limits", title="What limits the fits, and how their intervals were made")
-    doubts = [
-        # A terminal has a comma between thousands, the page a narrow space everywhere.
-        (Cell(re.sub(r"(?<=\d),(?=\d{3}(?!\d))", THIN, text), cut("; ".join(names), 600)), Cell(command, remedy))
-        for text, names, remedy, command in told_doubts(analysis)
-    ]
-    commands = [(f"{command}",) for command in analysis.provenance["commands"]]
-    rest = doubts[MAX_DOUBTS:]
-    typed = (Column("Doubt", "text"), Column("What to type", "text", code=True))
-    for name, title, columns, rows in (
-        ("worst", "Before you quote a number", typed, doubts[:MAX_DOUBTS]),
-        ("others", plural(len(rest), "more doubt"), typed, rest),
-        ("commands", "Commands to repeat it", (Column("Command", "text", code=True),), commands),
-    ):
-        if rows:
-            yield Table(name=name, title=title, columns=columns, groups=(Group(title="", rows=tuple(rows)),))
+    commands = tuple((f"{command}",) for command in analysis.provenance["commands"])
+    typed = (Column("Command", "text", code=True),)
+    yield Table(
+        name="commands",
+        title="Commands to repeat it",
+        columns=typed,
+        groups=(Group(title="", rows=commands),) * bool(commands),
+    )

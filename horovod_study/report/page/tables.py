@@ -34,7 +34,7 @@ from horovod_study.report.kit.style import LAPS, series_labels
 from horovod_study.text import numbers
 from horovod_study.text.numbers import MINUS, THIN, fixed, known, percent, rounded, signed, with_interval
 from horovod_study.text.tables import NOTHING, SCALES, Cell, Column, Row, Table, filled, grouped, to_lines, with_columns
-from horovod_study.text.words import listed, plural
+from horovod_study.text.words import cut, listed, plural
 
 
 def _declared(title: str, caption: str, *columns: Column, **how: Any) -> SimpleNamespace:
@@ -357,6 +357,15 @@ def _environment(analysis: Analysis) -> pd.DataFrame:
     return table
 
 
+def _doubts(analysis: Analysis) -> pd.DataFrame:
+    rows = []
+    for place, (text, names, remedy, command) in enumerate(told_doubts(analysis), 1):
+        # A terminal has a comma between thousands, the page a narrow space everywhere.
+        shown = Cell(re.sub(r"(?<=\d),(?=\d{3}(?!\d))", THIN, text), cut("; ".join(names), 600))
+        rows.append({"_number": place, "doubt": text, "_doubt": shown, "_type": Cell(command, remedy)})
+    return pd.DataFrame(rows, dtype=object)  # cells stay cells
+
+
 _PLACE = (Column("Workers", "count", "workers", names=True), Column("Nodes", "count", "nodes", usual="1"))
 _REPEATS = Column("Repeats", "count", "repeats")
 _95 = "Brackets: 95 % intervals"
@@ -604,12 +613,11 @@ _TABLES: Mapping[str, SimpleNamespace] = {
     ),
     "doubts": _declared(
         "Doubts",
-        "What the analysis found that a reader must know before quoting a number.",
+        "What the analysis found that a reader must know before quoting a number, the worst first.",
         Column("No.", "count", "_number"),
-        Column("Doubt", "text", "doubt", wrap=0.9),
-        rows=lambda analysis: pd.DataFrame(
-            [{"_number": place, "doubt": text} for place, (text, *_) in enumerate(told_doubts(analysis), 1)]
-        ),
+        Column("Doubt", "text", "_doubt", wrap=0.9),
+        Column("What to type", "text", "_type", code=True, page_only=True),
+        rows=_doubts,
     ),
     "failed": _declared(
         "Runs without a result",
