@@ -803,12 +803,11 @@ def test_missing_and_damaged_files_are_findings(capsys: pytest.CaptureFixture[st
     found = {each["where"]: each for each in json.loads(out)["findings"]}
 
     assert code == 1
-    assert {each["name"] for each in found.values()} == {"file-missing"}
-    assert {name: each["text"][:12] for name, each in found.items()} == {
-        "points.csv": "is not there",
-        "curves.csv": "is not a tex",
-        "breakdown.csv": "is empty",
-        "fits.json": "is not valid",
+    assert {name: (each["name"], each["text"][:12]) for name, each in found.items()} == {
+        "points.csv": ("file-missing", "is not there"),
+        "curves.csv": ("file-missing", "is not a tex"),
+        "breakdown.csv": ("file-missing", "is empty"),
+        "fits.json": ("cell-differs", "says nothing"),
     }
 
 

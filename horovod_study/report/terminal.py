@@ -22,7 +22,7 @@ from horovod_study.analysis.steps.attribution import Attribution
 from horovod_study.analysis.steps.breakdown import PARTS, shown
 from horovod_study.analysis.steps.explanation import Explanation, Inspection, Row, explain
 from horovod_study.analysis.steps.rank_steps import CAUSES, NO_EXCHANGE, Lateness, Stragglers
-from horovod_study.analysis.steps.timeline import PHASES, Timeline
+from horovod_study.analysis.steps.timeline import Timeline
 from horovod_study.analysis.steps.traces import COLUMNS
 from horovod_study.errors import RecordError, refuse
 from horovod_study.records import finite
@@ -584,8 +584,6 @@ def _told(estimate: Interval, scale: float, unit: str = "") -> str:
     return f"{value}{unit} {ends}".rstrip()
 
 
-_MOST_TENSORS = 15  # so many tensors are printed, those that take longest; the CSV file has all
-
 _THOUGHT = {
     "negotiation": "waiting until every rank has announced the tensor",
     "queue": "waiting for the operation to begin",
@@ -597,7 +595,7 @@ _THOUGHT = {
 
 
 def timeline_lines(found: Timeline, *, source: str) -> list[str]:
-    """Return what the command prints: what was read, the phases together, the tensors, and which rank came last."""
+    """Return what the command prints: what was read, the phases together, and which rank came last."""
     every_s = found.cycles["median_s"]
     between = "" if every_s is None else f" ({every_s * 1e3:.3g} ms from one to the next, median)"
     together = []
@@ -606,11 +604,6 @@ def timeline_lines(found: Timeline, *, source: str) -> list[str]:
         named = f" ({', '.join(activities)})" if name in ("operation", "other") and len(activities) else ""
         share = "" if own["share"] is None else percent(own["share"], decimals=1)
         together.append((name, f"{own['per_step_s'] * 1e3:.3f}", share, f"{_THOUGHT[name]}{named}"))
-    apart = [
-        (cut(row["tensor"], 40, first=18), *(f"{row[f'{phase}_s'] * 1e3:.3f}" for phase in PHASES))
-        for row in found.tensors.head(_MOST_TENSORS).to_dict("records")
-    ]
-    more = len(found.tensors) - _MOST_TENSORS
     last = "Which rank came last is not in the file; --cache-capacity 0 notes it, but negotiates more."
     if found.last_rank is not None:
         rank, count = max(found.last_rank.items(), key=lambda each: (each[1], -each[0]))
@@ -625,11 +618,7 @@ def timeline_lines(found: Timeline, *, source: str) -> list[str]:
         f"all tensors together, each moment counted once: under way for {found.busy_s * 1e3:.3f} ms per step",
         *to_lines(table_of(("phase", "ms per step", "share", ""), together, texts=(0, 3))),
         "",
-        "ms per collective (mean)",
-        *to_lines(table_of(("tensor", *PHASES), apart)),
-        *([f"and {plural(more, 'other tensor')}, see timeline.csv"] if more > 0 else []),
-        "",
-        last,
+        f"{last} Tensor by tensor: timeline.csv.",
     ]
 
 

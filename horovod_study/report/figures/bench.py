@@ -85,7 +85,7 @@ def text(network: Network, document: Mapping[str, Any]) -> str:
         f"algbw * {bus_factor('allreduce', network['workers']):.3g}"
     )
     blocks = [head, *(allreduce_table(network, name) for name in dict.fromkeys(network["points"]["way"]))]
-    blocks += [_broadcast_table(network), _fit_table(network)]
+    blocks.append(_fit_table(network))
     if network["roofline"] is not None:
         blocks += [_machine_table(network, network["roofline"]), _roofline_table(network, network["roofline"])]
     blocks.append("\n".join(f"not measured: {name}: {why}" for name, why in document["unavailable"].items()))
@@ -119,17 +119,6 @@ def allreduce_table(network: Network, name: str) -> str:
 
 def _titled(above: str, heads: Sequence[str], rows: Iterable[Sequence[str]], texts: Sequence[int] = (0, 5)) -> str:
     return "\n".join([above, *to_lines(table_of(heads, rows, texts=texts))])
-
-
-def _broadcast_table(network: Network) -> str:
-    own = network["points"][network["points"]["operation"] == "broadcast"]
-    above = "# broadcast from worker 0: time in us (busbw in GB/s); small ones begin before the one before has arrived"
-    texts = [
-        f"{_us(row['seconds_median'])} ({_gb(row['busbw_gb_per_s'])}){'!' if row['wrong'] else ''}"
-        for row in own.to_dict("records")
-    ]
-    cells = own.assign(text=texts).pivot(index="bytes", columns="way", values="text")[own["way"].unique()]
-    return _titled(above, ("# size (B)", *cells.columns), ((f"{size}", *row) for size, *row in cells.itertuples()), ())
 
 
 def _fit_texts(fit: Fit) -> tuple[str, str]:
