@@ -476,7 +476,7 @@ def test_a_real_rank_that_sleeps_is_named(launcher: str, backend: str, tmp_path:
         # What the sensors said is there too.
         parts = {(row["host"], row["part"]) for row in seen.system["rows"]}
         assert {(slow.host, "rank 0"), (slow.host, "rank 1"), (slow.host, "host")} <= parts
-        names = {path.name for path in write_system_of(run, beside, tmp_path / "inspected")}
+        names = {path.name for path in write_system_of(beside, tmp_path / "inspected")}
         assert f"system-{slow.host}.png" in names
 
     quietly(check)

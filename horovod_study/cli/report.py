@@ -170,7 +170,7 @@ def _steps(options: argparse.Namespace) -> Result:
 
     run, beside = records.recorded_run(options.places[0]), records.run_side_files(options.places[0])
     found, out, look = inspect(run, beside), options.out, verbs.figure_look(options)
-    drawn = write_system_of(run, beside, out, look=look) if out else []
+    drawn = write_system_of(beside, out, look=look) if out else []
     if options.part == "system":
         lines = system_lines(found) or [f"System: {found.system['why_not']}."]
         return Result(document=records.facts(found, "name", "system"), lines=lines, files=drawn)

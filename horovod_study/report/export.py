@@ -1,9 +1,7 @@
 """Recorded runs for others: Chrome traces, TensorBoard, Weights & Biases offline, MLflow, Extra-P, ZIP, a thesis.
 
-Each tracker's own package writes its files (`pip install .[export]`, or `make extras`); nothing is sent anywhere.
-An archive holds runs, tables and page of a study: unpacked anywhere, `horovod-study report DIR --check` makes every
-number again. Equal studies give equal bytes. A paper is a section to be pasted and compiled: what was found, how it was
-measured, what threatens it, with sentences, tables and figures of the page in LaTeX; its folder stands alone.
+Each tracker's own package writes its files; nothing is sent anywhere. Equal studies give equal bytes. Archive and paper
+stand alone: the first is checked by `report --check` wherever it is unpacked, the second compiles.
 """
 
 import errno

@@ -323,7 +323,6 @@ class Panel:
     first: bool = False  # that of the second node alone
     lost: pd.DataFrame | None = None  # cells without a result: a cross at the foot
     beyond: str | None = None  # the word on the grey behind the last measured count; None: no grey
-    shaded: Sequence[tuple[float, float, str]] = ()  # from and to where on x the ground has which colour
 
     @property
     def known(self) -> bool:
@@ -350,8 +349,6 @@ class Panel:
         if "y" in self.log:
             axes.set(yscale="log", ylim=(low / 1.25, high * 1.25))
             label_ticks(axes.yaxis, LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 200 else (1.0,)))
-        for begin, end, color in self.shaded:
-            axes.axvspan(begin, end, facecolor=color, linewidth=0, zorder=0)
         for layer in self.layers:
             layer.draw(axes, looks, last, wide_in)
         for name, own in self.lost.groupby("series", sort=False) if self.lost is not None else ():  # instead of a gap

@@ -1,25 +1,23 @@
-"""What takes the time: parts of a step, what more workers add to them, what the machine could do; what it costs in
-energy and worker hours against workers, with their laws; and what the machine did, against workers and over time.
+"""What takes the time of a step, what the machine could do and did, and what training costs against workers.
 
 Nothing is shown of runs on processors without an energy counter: their worker hours say what the efficiency says.
 """
 
 from collections import namedtuple
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from matplotlib.patches import Patch
 
 from horovod_study.analysis.machine import resources as machine
 from horovod_study.analysis.machine.network import restored
 from horovod_study.analysis.series.points import baseline_words
 from horovod_study.analysis.steps.breakdown import HOLDS_SYNC, IDEAL, MEASURED, hiding
 from horovod_study.analysis.study import Analysis
-from horovod_study.records import RecordedRun, RunSideFiles
+from horovod_study.records import RunSideFiles
 from horovod_study.report import grammar as kit
 from horovod_study.report.figures.bench import drawings_of
 from horovod_study.report.figures.scaling import Side, against_workers, law_words
@@ -243,54 +241,30 @@ def load(analysis: Analysis) -> Figure | None:
     )
 
 
-_SHADES = {"start-up": style.SHADE, "warm-up": style.GRID, "timed steps": "none", "evaluation": "#f4e4bf"}
-_SHADES |= {"break": "#e9cdd8", "end": "#d8e3ea"}
-
-
-def write_system_of(
-    run: RecordedRun, beside: RunSideFiles, directory: Path, *, look: style.FigureFormat = style.TEXT
-) -> list[Path]:
+def write_system_of(beside: RunSideFiles, directory: Path, *, look: style.FigureFormat = style.TEXT) -> list[Path]:
     """Write the figure of each host of a run that was sampled: system-HOST.pdf, .svg, .png, .txt, .csv."""
-    steps = pd.DataFrame(dict(run.rows[min(run.rows)]))
-    made = [host_over_time(samples, steps, beside.evaluations, run.first_step) for samples in beside.system.values()]
-    made = [each for each in made if each.panels]
+    made = [each for samples in beside.system.values() if (each := host_over_time(samples)).panels]
     return write_files(made, directory, look=look) if made else []
 
 
-def host_over_time(samples: Any, steps: pd.DataFrame, evaluations: Sequence[Mapping[str, float]], first: int) -> Figure:
-    """Return one host over time, the phases of the run shaded; `first`: the first timed step.
-
-    `samples`: of `records.read_system`; `steps`: rows of one rank. The CSV has means and maxima of the timed steps.
-    """
-    begin_s, end_s = float(samples.rows["at_s"].min()), float(samples.rows["at_s"].max())
-    table = machine.phases(steps, evaluations, first_timed=first, first_s=begin_s, last_s=end_s)
-    rows = machine.over_time(samples)
+def host_over_time(samples: Any) -> Figure:
+    """Return one host over the run, from its first sample on; `samples`: of `records.read_system`."""
+    rows, begin_s = machine.over_time(samples), float(samples.rows["at_s"].min())
     rows["at_s"] -= begin_s
-    shaded = [(each.begin_s - begin_s, each.end_s - begin_s, _SHADES[each.phase]) for each in table.itertuples()]
-    looks = style.looks_in_order(list(rows["line"].unique()))
-    panels = []
+    looks, panels = style.looks_in_order(list(rows["line"].unique())), []
     for label, own in list(rows.groupby("panel", sort=False))[: kit.MAX_PANELS]:
         how = {"marker": ".", "markersize": 2, "drawstyle": "steps-pre"}  # of the time since the sample before
-        panels.append(Panel(
-            layers=[Curve(rows=own, y="value", x="at_s", by="line", how=how, marked=True)],
-            y=f"{label}", x="Seconds since the first sample", shaded=shaded,
-        ))  # fmt: skip
+        line = Curve(rows=own, y="value", x="at_s", by="line", how=how, marked=True)
+        panels.append(Panel(layers=[line], y=f"{label}", x="Seconds since the first sample"))
     missing = "; ".join(f"{name}: {reason}" for name, reason in samples.meta["missing"].items())
     return Figure(
         name=f"system-{samples.host}",
         title=f"Host {samples.host} over time",
         caption=f"Host {samples.host} during the run, sampled every {float(samples.meta['interval_s']):g} s: the "
-        f"process trees of {plural(len(samples.meta['ranks']), 'rank')} and the host as a whole. Shaded: phases of the "
-        f"run; its first step began at {0.0 - begin_s:.3g} s. MB are 1e6 bytes."
-        + f" Without a sensor: {missing}."
-        * bool(missing),
-        data=machine.summary({samples.host: samples}, table),
+        f"process trees of {plural(len(samples.meta['ranks']), 'rank')} and the host as a whole. The first step of the "
+        f"run began at {0.0 - begin_s:.3g} s. MB are 1e6 bytes." + f" Without a sensor: {missing}." * bool(missing),
+        data=rows,
         panels=panels,
         looks={look.label: look for look in looks},
-        legend=[
-            Patch(facecolor=_SHADES[phase], edgecolor=style.QUIET, linewidth=0.5, label=phase)
-            for phase in machine.PHASES
-            if phase in set(table["phase"])
-        ],
         shape=(2, 0.5, 0.4),
     )

@@ -1,9 +1,7 @@
 """Figures and texts of one result, written into one folder; a table as LaTeX for print, CSV to go on with, HTML.
 
-LaTeX is plain ASCII and needs the packages of PACKAGES and nothing else, under any engine: what the standard fonts
-lack is written with commands, and what they cannot write is named by its code point. Every text is escaped; no text
-of a run can become a command or a formula of a spreadsheet. The style of a page knows the classes n (a number), strong,
-missing (a warning) and screen-only: columns and rows that a print leaves out.
+LaTeX is plain ASCII and needs PACKAGES and nothing else, under any engine. Every text is escaped; no text of a run can
+become a command or a formula of a spreadsheet.
 """
 
 import json

@@ -1,10 +1,7 @@
-"""`horovod-study report DIR --check`: everything that DIR holds, made again from the run directories and compared.
+"""`horovod-study report DIR --check`: all of DIR made again from the run directories, and compared (docs/report.md).
 
-Tables, documents, the files of figures and tables, captions and all texts of the page follow one rule
-(`audit.same_text`): numbers are equal within a tolerance, everything else is equal. Pictures are equal byte for byte
-where Matplotlib and everything below is the same as when they were drawn; elsewhere another picture of the same numbers
-would come out, and they are compared with the digests that `report` kept. What --allow accepts are doubts; every error
-stays.
+Texts follow one rule (`audit.same_text`). Pictures are equal byte for byte where Matplotlib and everything below is the
+same as when they were drawn; elsewhere they are compared with the digests that `report` kept.
 """
 
 import html

@@ -1,8 +1,7 @@
-"""The analysis as tables, each declared once, on the page and for a thesis as LaTeX and CSV; and in sentences.
+"""The analysis as tables, each declared once, on the page and for a thesis as LaTeX and CSV; doubts; sentences.
 
-Every number is a cell of a table or document of the analysis; here it is rounded to what its interval is worth
-(text/numbers.py) and gets its unit. CSV has the unrounded numbers. A table without data is left out, and so is a column
-without any value. Below them: doubts for a reader of the page, each with what to do and to type; sentences.
+Here a number is rounded to what its interval is worth (text/numbers.py) and gets its unit; CSV has it unrounded. What
+has no value is left out: a table, a column.
 """
 
 import math
