@@ -386,7 +386,7 @@ def _texts(where: str, old: Sequence[Any], new: Sequence[Any], tolerance: float)
     """Compare the texts of two files, each after its place; what stands for each other is found by difflib."""
     pairs: list[Any] = [*zip_longest(old, new)]
     if len(old) != len(new):
-        blocks = SequenceMatcher(None, *([text for _, text in each] for each in (old, new))).get_opcodes()
+        blocks = SequenceMatcher(None, [text for _, text in old], [text for _, text in new]).get_opcodes()
         pairs = [pair for _, i, j, k, m in blocks for pair in zip_longest(old[i:j], new[k:m])]
     found = []
     for ours, theirs in pairs:
