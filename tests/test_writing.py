@@ -55,7 +55,6 @@ WRITING = {
     "studies/lease.py": "a claim, which is made with its content at once, by link or exclusively",
     "records/writer.py": "rows are appended to a stream: created exclusively, or in a hidden file that is renamed",
     "report/export.py": "packed into a stream of files.new_file",
-    "report/kit/files.py": "figures for LaTeX, into a stream in memory",
     "report/kit/style.py": "into a stream in memory",
     "strain/checkpoint.py": "into a stream in memory",
     "strain/dataset.py": "arrays in a hidden folder, which is renamed when it is whole",

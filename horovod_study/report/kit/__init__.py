@@ -1,1 +1,1 @@
-"""What figures and pages are made with; nothing here knows one of them."""
+"""What figures and pages are made with, style and files; nothing here knows one of them."""

@@ -1,1 +1,1 @@
-"""The page a study ends in, its tables, which are those for print too, and the check of both."""
+"""The page a study ends in (html), its tables, which are those for print too, and the check of both."""
