@@ -14,7 +14,7 @@ from horovod_study.analysis.machine.network import WHOLE_GRADIENT, Fit, Network,
 from horovod_study.analysis.simulate.scaling import PARTS, Scenario
 from horovod_study.records import facts, finite
 from horovod_study.report import grammar as kit
-from horovod_study.report.grammar import Curve, Figure, Guide, Panel, Points, of_bars, spread
+from horovod_study.report.grammar import Curve, Figure, Guide, Panel, Points, of_bars, spread, write_files
 from horovod_study.report.kit import style
 from horovod_study.report.kit.files import write_result
 from horovod_study.text.numbers import THIN, alone, amount
@@ -32,7 +32,7 @@ _ROOF = ("bytes_per_s", "flop_per_byte", "attainable_flop_per_s")
 
 
 def write_bench(network: Network, document: Mapping[str, Any], directory: Path) -> list[Path]:
-    """Write bench.json, bench.csv, bench.txt and the figures (.pdf, .svg, .png, caption .txt); return their paths.
+    """Write bench.json, bench.csv, bench.txt and the files of the figures; return their paths.
 
     `document` is what was measured, conditions included; bench.json holds it whole beside what follows from it.
     """
@@ -41,9 +41,7 @@ def write_bench(network: Network, document: Mapping[str, Any], directory: Path) 
         "bench.csv": network["points"],
         "bench.txt": text(network, document),
     }
-    made = drawings_of(network)
-    texts |= {f"{each.name}.txt": each.caption for each in made}
-    return write_result(directory, texts, {each.name: each.draw for each in made})
+    return [*write_result(directory, texts), *write_files(drawings_of(network), directory)]
 
 
 def drawings_of(network: Network) -> list[Figure]:
