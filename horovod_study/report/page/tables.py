@@ -72,11 +72,14 @@ def write_tables(made: Sequence[Table], directory: Path) -> list[Path]:
 def _words(analysis: Analysis) -> dict[str, str]:
     """Return what stands for the names in braces of titles, captions, heads, sources and units."""
     base = analysis.provenance["baseline"]
-    other = {"plain": "wrapped", "wrapped": "plain"}[base]
-    plain = "one plain worker without a communication library"
-    over = {"base": base, "other": other, "ratios": ratios_are(analysis.points), "rate": analysis.rate_unit}
-    over |= {f"over_{name}": baseline_words(analysis.points, over[name], plain=plain) for name in ("base", "other")}
-    return over | {"worker": causes.hours_word(analysis)}
+    return {
+        "base": base,
+        "other": {"plain": "wrapped", "wrapped": "plain"}[base],
+        "over_base": baseline_words(analysis.points, base, plain="one plain worker without a communication library"),
+        "ratios": ratios_are(analysis.points),
+        "rate": analysis.rate_unit,
+        "worker": causes.hours_word(analysis),
+    }
 
 
 def _made(
