@@ -258,10 +258,7 @@ def report(directory: Path, **options: Any) -> Told:
 
     place, analysis, made, _ = _opened(directory, asked)
     doubts = [each.text for each in told_doubts(analysis)]
-    look: dict[str, Any] = {
-        "look": FigureFormat.of(asked.get("width", "text"), asked.get("font", "sans")),
-        "pgf": "pgf" in asked,
-    }
+    look: dict[str, Any] = {"look": FigureFormat.of(asked.get("width", "text"), asked.get("font", "sans"))}
     if "against" in asked:
         return _report_against(place, analysis, asked, look, doubts)
     page, *others = write_page(place, analysis, **look)
@@ -374,7 +371,6 @@ def write_page(
     analysis: Analysis,
     *,
     look: Any = None,
-    pgf: bool = False,
     others: Sequence[Path] = (),
     against: tuple[Any, Mapping[str, Any]] = (None, {}),
 ) -> list[Path]:
@@ -388,7 +384,7 @@ def write_page(
     from horovod_study.report.page.check import drawn_by
     from horovod_study.report.page.html import write_report
 
-    how: dict[str, Any] = {"look": look or TEXT, "pgf": pgf, "against": against[0]}
+    how: dict[str, Any] = {"look": look or TEXT, "against": against[0]}
     paths = [*write_report(analysis, directory, second_process=available_cores() > 1, **how), *others]
     written = [Path(os.path.relpath(path, directory)).as_posix() for path in paths]
     for name in set(records.earlier_report(directory)).difference(written):
@@ -473,7 +469,7 @@ def _report_against(
     found = _compared(after, directory, before, earlier)
     judged = None if limit is None else gate(found, limit)
     against = {"directory": Path(os.path.relpath(earlier, directory)).as_posix()}
-    others = write_against(found, directory, judged, **look)
+    others = write_against(found, directory, judged)
     paths = write_page(directory, after, others=others, against=(found, against), **look)
     where = f"report: {paths[0]}  (against.json and tables/against.* beside it)"
     return {

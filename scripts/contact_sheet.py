@@ -19,7 +19,7 @@ from horovod_study.analysis.machine import network
 
 NAMES = (
     *("speedup", "efficiency", "throughput", "epoch_time", "breakdown", "losses", "synchronisation", "transport_ratio"),
-    *("batch_size", "overhead", "learning", "targets", "resources", "load", "roofline", "forecast"),
+    *("batch_size", "learning", "targets", "resources", "load", "roofline", "forecast"),
 )
 DPI, COLUMNS, GAP = 150, 4, 30
 WAYS = (("serial", "none"), ("horovod", "nccl"), ("horovod", "mpi"), ("ddp", "nccl"))

@@ -351,7 +351,7 @@ def scores(scratch: Path, *options: str) -> dict[str, Any]:
 
 
 def _score(method: str, one: dict[str, Any]) -> dict[str, Any]:
-    """Return a score without the width of the intervals of one law, which may be one that the points do not identify."""
+    """Return a score; of a single law, which the points may not identify, without the width of its intervals."""
     return {name: value for name, value in one.items() if name != "median_width" or method in ("forecast", "selected")}
 
 

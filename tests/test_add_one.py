@@ -205,7 +205,7 @@ from horovod_study.report.kit.style import series_styles
 def invented(analysis):
     data = analysis.points[["series", "workers"]].assign(count=1.0)
     panels = [Panel(layers=[Points(rows=data, y="count")], y="Points")]
-    words = {"title": "How many points", "alt": "Bars of counts.", "caption": "Points by workers."}
+    words = {"title": "How many points", "caption": "Points by workers."}
     return Figure(name="invented", data=data, panels=panels, looks=series_styles(analysis.points), **words)
 '''
 

@@ -545,20 +545,13 @@ def test_an_unmarked_extrapolation_is_named() -> None:
     )  # fmt: skip
 
 
-def test_a_changed_value_of_a_document_is_named_by_its_path(golden: Golden) -> None:
+def test_a_changed_value_of_a_document_is_named_by_its_line(golden: Golden) -> None:
     document = {"series": {"a": {"laws": [{"rmse": 0.5}]}}, "doubts": ["one", "two"], "none": None}
-    other = {"series": {"a": {"laws": [{"rmse": 0.25}]}}, "doubts": ["one"], "more": 1, "none": None}
-    old, new = (check._leaves(json.dumps(each), "fits.json") for each in (other, document))
+    other = {"series": {"a": {"laws": [{"rmse": 0.25}]}}, "doubts": ["one"], "none": None}
+    old, new = (check._numbered(json.dumps(each, indent=1)) for each in (other, document))
     found = check._texts("fits.json", old, new, audit.TEXT_TOLERANCE)
 
-    golden(
-        [(each.column, each.text) for each in found],
-        "series.a.laws[0].rmse",
-        "0.25",
-        "0.5",
-        "doubts[1]",
-        "more",
-    )
+    golden([(each.column, each.text) for each in found], "line 6", "0.25", "0.5", "two")
 
 
 # --------------------------------------------------------------------------------------------------------- page
@@ -758,12 +751,11 @@ def test_missing_and_damaged_files_are_findings(capsys: pytest.CaptureFixture[st
     found = {each["where"]: each for each in json.loads(out)["findings"]}
 
     assert code == 1
-    assert {each["name"] for each in found.values()} == {"file-missing"}
-    assert {name: each["text"][:12] for name, each in found.items()} == {
-        "points.csv": "is not there",
-        "curves.csv": "is not a tex",
-        "breakdown.csv": "is empty",
-        "fits.json": "is not valid",
+    assert {name: (each["name"], each["text"][:12]) for name, each in found.items()} == {
+        "points.csv": ("file-missing", "is not there"),
+        "curves.csv": ("file-missing", "is not a tex"),
+        "breakdown.csv": ("file-missing", "is empty"),
+        "fits.json": ("cell-differs", "says nothing"),
     }
 
 

@@ -243,7 +243,7 @@ def test_files_are_written_alike_each_time(tmp_path: Path) -> None:
         write_bench(analyze(made), made, tmp_path / name)
     names = sorted(path.name for path in (tmp_path / "first").iterdir())
 
-    figures = [f"{name}.{form}" for name in ("network", "roofline") for form in ("pdf", "png", "svg", "txt")]
+    figures = [f"{name}.{form}" for name in ("network", "roofline") for form in ("csv", "pdf", "png", "svg", "txt")]
     assert names == sorted(["bench.csv", "bench.json", "bench.txt", *figures])
     for name in names:
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()

@@ -98,15 +98,12 @@ def test_a_data_set_that_grows_has_no_epoch_to_compare(study):
     assert scaling.epoch_time(grown) is None and scaling.weak_scaling(grown) is not None
 
 
-def test_weak_scaling_shows_the_ideal_throughput_and_the_level_of_the_step(study):
+def test_weak_scaling_shows_the_throughput_and_its_ideal(study):
     drawing = one(scaling, study, "weak_scaling")
-    throughput, step = drawn(drawing).axes
-    levels = {round(float(line.get_ydata()[0]), 6) for line in lines_of(step, "#6f747d") if line.get_xdata()[0] == 0}
-    ideal = study.losses[study.losses["part"] == "ideal"]
+    (throughput,) = drawn(drawing).axes
 
-    assert throughput.get_ylabel() == "1000 samples/s"
-    assert levels == {round(1000 * value, 6) for value in ideal["seconds"]}
-    assert set(drawing.data["kind"]) == {"throughput", "step", "ideal step"}
+    assert throughput.get_ylabel() == "1000 samples/s" and lines_of(throughput, "#6f747d")
+    assert set(drawing.data["kind"]) == {"throughput"}
 
 
 @pytest.mark.slow
@@ -195,7 +192,7 @@ def test_times_faster_is_relative_to_the_smallest_batch(swept):
 
 def test_every_identified_knee_stands_on_its_line(swept, golden):
     drawing = one(waiting, swept, "batch_size")
-    _, axes, _ = drawn(drawing).axes
+    _, axes, *_ = drawn(drawing).axes
     strokes = sorted(float(line.get_xdata()[0]) for line in axes.get_lines() if line.get_marker() == "|")
     knees = swept.knees[swept.knees["identified"].astype(bool)]
 
@@ -203,20 +200,20 @@ def test_every_identified_knee_stands_on_its_line(swept, golden):
     golden(drawing.caption)
 
 
-def test_overhead_has_the_wait_and_the_loss_of_parallel_cells_only(swept):
-    drawing = one(waiting, swept, "overhead")
-    wait, lost = drawn(drawing).axes
+def test_the_wait_and_the_loss_are_beside_the_throughput(swept):
+    drawing = one(waiting, swept, "batch_size")
+    *_, wait, lost = drawn(drawing).axes
+    parallel = drawing.data[drawing.data["workers"] > 1]
 
-    assert (drawing.data["workers"] > 1).all()
     assert wait.get_ylabel().startswith("Waiting") and lost.get_ylabel().startswith("Lost")
     tops = [max(float(v) for line in axes.get_lines() for v in line.get_ydata()) for axes in (wait, lost)]
-    np.testing.assert_allclose(tops, [100 * drawing.data[name].max() for name in ("overhead_median", "lost")])
+    np.testing.assert_allclose(tops, [100 * parallel[name].max() for name in ("overhead_median", "lost")])
 
 
 def test_two_batches_make_no_figure(swept):
     few = replace(swept, batches=swept.batches[swept.batches["batch"] <= 75])
 
-    assert waiting.batch_size(few) is waiting.overhead(few) is None
+    assert waiting.batch_size(few) is None
 
 
 # ---------------------------------------------------------------------------------------------------- both widths
@@ -225,9 +222,9 @@ def test_two_batches_make_no_figure(swept):
 @pytest.mark.slow
 @pytest.mark.parametrize("width_in", [PRINT_WIDTH_IN, COLUMN_WIDTH_IN])
 def test_nothing_is_cut_off_at_text_width_and_at_column_width(study, swept, width_in):
-    choices = ("transport_ratio", "batch_size", "overhead")
+    choices = ("transport_ratio", "batch_size")
     made = [each for of in (study, swept) for each in figures_of(waiting, of) if each.name in choices]
     made += figures_of(scaling, study)
 
-    assert len(made) == 11
+    assert len(made) == 10
     assert [text for each in made for text in complaints(drawn(each, width_in), each.name)] == []

@@ -6,8 +6,6 @@ Every drawing is checked in two looks (text width with sans, column with serif l
 import itertools
 import math
 import re
-import shutil
-import subprocess
 
 import numpy as np
 import pandas as pd
@@ -17,7 +15,6 @@ from make.synthetic_runs import evaluation_table, run_table
 from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
 from horovod_study import cli
 from horovod_study.analysis.series.points import scaling_points
@@ -25,7 +22,7 @@ from horovod_study.analysis.study import analyze
 from horovod_study.errors import ConfigError
 from horovod_study.report import grammar as panels
 from horovod_study.report.figures import catalogue
-from horovod_study.report.kit import files, style
+from horovod_study.report.kit import style
 
 LOOKS = {
     "text sans": style.FigureFormat(),
@@ -239,16 +236,6 @@ def test_ticks_are_measured_counts_or_of_many_round_ones(counts, logarithmic, ti
         assert list(axes.get_xticks()) == ticks
 
 
-def test_a_caption_says_for_which_letters_there_is_no_glyph(tmp_path):
-    with style.style():
-        figure = Figure(figsize=(3, 2))
-        figure.text(0.1, 0.5, "\u5bcc\u5cb3: Horovod/MPI \u2265 2")
-    files.write_result(tmp_path, {"it.txt": "What is drawn."}, {"it": lambda _: figure})
-
-    (words,) = (tmp_path / "it.txt").read_text().splitlines()
-    assert words == "What is drawn. Boxes stand for letters without a glyph in DejaVu Sans: \u5bcc\u5cb3"
-
-
 # ---------------------------------------------------------------------------------------------------- colours
 
 DEUTERANOPIA = ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881))
@@ -399,65 +386,3 @@ def test_the_verbs_that_draw_take_width_and_font(words):
     options = cli.command_line().parse_args([*words, "--width", "column", "--font", "serif"])
 
     assert cli.verbs.figure_look(options) == style.FigureFormat.of("column", "serif")
-
-
-# ---------------------------------------------------------------------------------------------------- PGF
-
-
-EVIL = "a_b & 50 % $x$ \\input{/etc/passwd} {~} #1 ^"
-
-
-def hostile() -> Figure:
-    with style.style():
-        figure = Figure(figsize=(3, 2), layout="constrained")
-        axes = figure.subplots()
-        axes.plot([1, 2], [1, 2], label=EVIL)
-        axes.set_title(EVIL)
-        axes.set_ylabel("Efficiency / %\nof \u2265 1 \u00b5s")
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}%\u2212_"))
-        figure.legend(loc="outside lower center")
-        return style.settled(figure)
-
-
-def test_without_latex_pgf_says_what_to_install(study, tmp_path, monkeypatch, golden):
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-
-    with golden.raises(ConfigError, match="PATH"):
-        catalogue.write_figures(study, tmp_path / "none", pgf=True)
-    assert not (tmp_path / "none").exists()
-
-
-def test_every_text_of_a_pgf_file_is_latex_that_prints_it():
-    figure = hostile()
-    with style.style():
-        files.as_latex(figure)
-        figure.draw_without_rendering()
-        texts = [text.get_text() for text in shown_texts(figure)]
-
-    assert sum("\\textbackslash{}input" in text for text in texts) == 2
-    assert any(text.startswith("Efficiency / \\%\nof ") for text in texts)
-    assert any(text.startswith("1\\%$-$\\_") for text in texts), texts
-    for text in texts:
-        assert not re.search(r"(?<!\\)[%&#_]", text.replace("\\textbackslash{}", "")), text
-
-
-def lacks_pgf() -> bool:
-    if shutil.which("pdflatex") is None or shutil.which("kpsewhich") is None:
-        return True
-    return not subprocess.run(["kpsewhich", "pgf.sty"], capture_output=True, text=True, check=False).stdout.strip()
-
-
-@pytest.mark.skipif(lacks_pgf(), reason="including a PGF file takes pdflatex and pgf.sty (Debian: texlive-pictures)")
-@pytest.mark.slow
-def test_latex_reads_the_pgf_file(tmp_path):
-    with style.style():
-        (tmp_path / "figure.pgf").write_bytes(files.to_pgf(hostile()))
-    (tmp_path / "page.tex").write_text(
-        "\\documentclass{article}\\usepackage[T1]{fontenc}\\usepackage{textcomp}\\usepackage{pgf}\n"
-        "\\begin{document}\\input{figure.pgf}\\end{document}\n"
-    )
-    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "page.tex"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-
-    assert done.returncode == 0, done.stdout[-2000:]
-    assert (tmp_path / "page.pdf").stat().st_size > 5000

@@ -17,7 +17,7 @@ from horovod_study.analysis.steps.explanation import Inspection, inspect
 from horovod_study.analysis.steps.rank_steps import align
 from horovod_study.errors import AnalysisError, RecordError
 from horovod_study.records import finite
-from horovod_study.report.figures.inspection import headline, result_lines
+from horovod_study.report.terminal import headline, result_lines
 
 EFFECTIVE = {
     "backend": "horovod",
@@ -86,7 +86,7 @@ def test_a_run_is_told_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[st
     lines = capsys.readouterr().out.splitlines()
     text = " ".join(" ".join(lines).split())
     golden(lines[0], "2 workers", "Horovod/MPI", "2 hosts", "batch 75", "18,000")
-    golden(text, "350 steps", "step 50", "0.7 %", "node1", "100 %", "50 %", "5.0")
+    golden(text, "350 steps", "step 50", "node1", "100 %", "50 %", "5.0")
     assert "Parallel efficiency" in text
     head = next(line for line in lines if line.startswith("  rank"))
     assert head.split("  ")[1:][0] == "rank"

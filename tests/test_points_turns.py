@@ -184,16 +184,6 @@ def test_captions_say_what_the_ratios_are_and_bars_are_their_intervals():
         assert words in next(table.caption for table in tables(found) if table.name == "points")
 
 
-@pytest.mark.slow
-def test_both_components_are_a_table_of_the_page():
-    runs, turns = study(launch_sd=0.05)
-    (made,) = [table for table in tables(analyze(runs, turns=turns)) if table.name == "turns"]
-
-    assert len(made.groups) == 1 and len(made.groups[0].rows) == 2, "one and two workers over the plain one"
-    assert {"turns_round_error", "turns_launch_sd"} <= set(made.data.columns)
-    assert not [table for table in tables(analyze(runs)) if table.name == "turns"]
-
-
 def test_slices_of_a_folder_below_have_its_name():
     row = TurnSlice(
         block="local",

@@ -22,7 +22,7 @@ from horovod_study.analysis.steps.explanation import inspect
 from horovod_study.analysis.steps.rank_steps import NO_EXCHANGE, Stragglers, align, find_stragglers, pop, waiting
 from horovod_study.errors import AnalysisError
 from horovod_study.records import finite
-from horovod_study.report.figures.inspection import write_system_of
+from horovod_study.report.figures.causes import write_system_of
 
 
 def found(own_s: np.ndarray, **how: Any) -> Stragglers:
@@ -474,7 +474,7 @@ def test_a_real_rank_that_sleeps_is_named(launcher: str, backend: str, tmp_path:
         # What the sensors said is there too.
         parts = {(row["host"], row["part"]) for row in seen.system["rows"]}
         assert {(slow.host, "rank 0"), (slow.host, "rank 1"), (slow.host, "host")} <= parts
-        names = {path.name for path in write_system_of(run, beside, tmp_path / "inspected")}
+        names = {path.name for path in write_system_of(beside, tmp_path / "inspected")}
         assert f"system-{slow.host}.png" in names
 
     quietly(check)

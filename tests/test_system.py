@@ -28,7 +28,7 @@ from horovod_study.measure import energy, system
 from horovod_study.measure.clock import now, sleep
 from horovod_study.measure.sensors import Gpus
 from horovod_study.records import SystemSamples, writer
-from horovod_study.report.figures import inspection as report
+from horovod_study.report.figures import causes as report
 from horovod_study.report.grammar import write_files
 
 # ----------------------------------------------------------------------------------------------------------- energy
@@ -627,12 +627,10 @@ def test_a_run_without_steps_was_starting_up() -> None:
     assert table.to_dict("split")["data"] == [["start-up", -1.0, 3.0]]
 
 
-def test_without_step_times_there_are_no_phases_and_still_a_figure() -> None:
+def test_without_step_times_there_are_no_phases() -> None:
     steps, evaluations = step_rows([math.nan, math.nan], math.nan), [{"steps": 2, "wall_s": 2.0}]
-    drawn = report.drawing(samples_of(every_second(4)), steps, evaluations, 0)
 
     assert analysis.phases(steps, evaluations, first_timed=0, first_s=-1.0, last_s=3.0).empty
-    assert (len(drawn.panels), drawn.legend) == (4, [])
 
 
 def test_the_summary_is_that_of_the_timed_steps() -> None:
@@ -733,14 +731,12 @@ def test_what_is_drawn_over_time_is_what_there_is() -> None:
 
 
 @pytest.mark.slow
-def test_the_figure_shades_the_phases_and_the_caption_names_what_is_missing(tmp_path: Path, golden: Golden) -> None:
+def test_the_figure_has_what_it_draws_and_the_caption_names_what_is_missing(tmp_path: Path, golden: Golden) -> None:
     missing = {"gpu": "no NVIDIA driver", "package": "no powercap", "rdma": "no powercap"}
     samples = samples_of(every_second(12), missing=missing)
-    steps = step_rows([float(at) for at in range(10)], 1.0)
-    drawn = report.drawing(samples, steps, [{"steps": 10, "wall_s": 10.0}], 2)
+    drawn = report.host_over_time(samples)
     paths = write_files([drawn], tmp_path)
 
-    assert [patch.get_label() for patch in drawn.legend] == ["warm-up", "timed steps", "end"]
     assert [panel.y for panel in drawn.panels] == [
         "CPU / % of a core", "Memory / MB", "Network / (MB/s)", "Context switches / (1/s)",
     ]  # fmt: skip
@@ -753,7 +749,7 @@ def test_the_figure_shades_the_phases_and_the_caption_names_what_is_missing(tmp_
         "1e6",
         "gpu: no NVIDIA driver",
     )
-    assert "rank 0,,cpu_percent,100.0" in (tmp_path / "system-n1.csv").read_text()
+    assert "CPU / % of a core,rank 0,1.0,100.0" in (tmp_path / "system-n1.csv").read_text().replace("\r", "")
 
 
 # -------------------------------------------------------------------------------------------------------- real runs

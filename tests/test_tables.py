@@ -180,7 +180,7 @@ def test_a_rich_study_has_every_table_and_a_poor_one_those_it_has_data_for(made)
     poor = {table.name for table in tables(analyze(run_table((1, 2), ways=WAYS, repeats=2, failed=())))}
 
     assert set(made) == {
-        *("points", "laws", "breakdown", "losttime", "losttime-wrapped", "synchronisation", "boundary", "transports"),
+        *("points", "laws", "breakdown", "losttime", "synchronisation", "boundary", "transports"),
         *("batches", "knees", "forecast", "holdout", "workers", "learning", "targets", "resources"),
         *("measurement", "environment", "doubts", "failed"),
     }

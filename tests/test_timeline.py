@@ -304,13 +304,12 @@ def test_the_text(golden: Golden) -> None:
     golden(text, "under way for 1.000 ms", "30.0\u202f%", "10.0\u202f%", "5.0\u202f%", "1 announced")
 
 
-def test_many_tensors_are_cut_in_the_text_and_whole_in_the_table(golden: Golden) -> None:
+def test_many_tensors_are_in_the_table_and_not_in_the_text() -> None:
     pids = range(1, 41)
     events = [name(pid, f"tensor.{pid}" + "x" * 60) for pid in pids] + [e for pid in pids for e in allreduce(pid, pid)]
     found = decompose(events, source="made")
     text = timeline_lines(found, source="made.json")
-    golden.line(text, "25 other", "timeline.csv")
-    assert max(len(line) for line in text[:-1]) < 160
+    assert "timeline.csv" in text[-1] and not any("tensor.7" in line for line in text)
     assert found.table["tensor"].nunique() == 40
 
 

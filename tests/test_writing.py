@@ -55,7 +55,6 @@ WRITING = {
     "studies/lease.py": "a claim, which is made with its content at once, by link or exclusively",
     "records/writer.py": "rows are appended to a stream: created exclusively, or in a hidden file that is renamed",
     "report/export.py": "packed into a stream of files.new_file",
-    "report/kit/files.py": "figures for LaTeX, into a stream in memory",
     "report/kit/style.py": "into a stream in memory",
     "strain/checkpoint.py": "into a stream in memory",
     "strain/dataset.py": "arrays in a hidden folder, which is renamed when it is whole",
@@ -311,7 +310,6 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def quick() -> Iterator[None]:
     """Pictures and the page are made in no time: what is tested is where they are written."""
     with figures_only("speedup", "breakdown"), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kit_files, "without_glyph", lambda figure: "")
         for module in (style, kit_files):
             patch.setattr(module, "to_bytes", lambda figure, form: f"{form} {EDITION['number']}\n".encode() * 500)
             patch.setattr(module, "settled", lambda figure: figure)

@@ -42,7 +42,6 @@ def _report_arguments(add: Parser) -> None:
     verbs.add_figure_arguments(add)
     few_need(
         add,
-        ("pgf", FLAG, "write the figures as PGF too, for \\input; needs LaTeX"),
         ("fail-on", {"metavar": "5%"}, fail),
         ("runs", {"type": Path, "metavar": "RUNS"}, "with --check: where the run directories are now"),
         ("allow", {"nargs": "+", **NAME}, "with --check: doubts that are known and do not end it with 1"),
@@ -162,15 +161,16 @@ def explain(options: argparse.Namespace) -> Result:
 
 
 def _steps(options: argparse.Namespace) -> Result:
-    """One run: whether its laps add up, which rank is slow, what paused, and what else it recorded."""
+    """One run: whether its laps add up, which rank is slow, which steps stalled, and what else it recorded."""
     from horovod_study import records
     from horovod_study.analysis.steps.explanation import inspect
-    from horovod_study.report.figures.inspection import result_lines, system_lines, write_system_of
+    from horovod_study.report.figures.causes import write_system_of
     from horovod_study.report.kit.files import figure_lines
+    from horovod_study.report.terminal import result_lines, system_lines
 
     run, beside = records.recorded_run(options.places[0]), records.run_side_files(options.places[0])
     found, out, look = inspect(run, beside), options.out, verbs.figure_look(options)
-    drawn = write_system_of(run, beside, out, look=look) if out else []
+    drawn = write_system_of(beside, out, look=look) if out else []
     if options.part == "system":
         lines = system_lines(found) or [f"System: {found.system['why_not']}."]
         return Result(document=records.facts(found, "name", "system"), lines=lines, files=drawn)
@@ -441,7 +441,7 @@ def simulate(options: argparse.Namespace) -> Result:
     from horovod_study.config.documents import load_yaml
     from horovod_study.config.doors import asked
     from horovod_study.records import recorded_run
-    from horovod_study.report.figures.simulation import content, drawing, text
+    from horovod_study.report.figures import bench as shown
 
     said = asked(Given, given(options, *Given.model_fields), "simulate")
     runs = [run_times(recorded_run(each)) for each in options.run]
@@ -460,7 +460,8 @@ def simulate(options: argparse.Namespace) -> Result:
     scenarios = scaling.what_if(calibration, options.what_if)
     table = scaling.simulate(scenarios, options.workers, global_batch=options.global_batch, seed=options.seed)
     doubts = [*set_aside, *scaling.all_doubts(scenarios, options.workers, global_batch=options.global_batch)]
-    document, told, drawn = content(table, calibration, doubts), text(table, calibration), drawing(table, calibration)
+    document, told = shown.simulation_content(table, calibration, doubts), shown.simulation_text(table, calibration)
+    drawn = shown.simulation_drawing(table, calibration)
     files = {"csv": table, "json": document, "txt": drawn.caption}
     contents = {f"simulation.{form}": each for form, each in files.items()}
     contents["simulation_table.txt"] = [told, *(f"doubt: {each}" for each in doubts)]

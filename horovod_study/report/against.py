@@ -1,4 +1,4 @@
-"""A study against another one, for readers: headline, the table, the figure, and the lines of a gate.
+"""A study against another one, for readers: headline, the table, and the lines of a gate.
 
 Everything shown is a column of the comparison (analysis/against.py); nothing is computed.
 """
@@ -12,7 +12,6 @@ from typing import Any
 
 from horovod_study.analysis.against import ALIKE, BETTER, FAILED, METRICS, TOO_FEW, WORSE, StudyComparison
 from horovod_study.records import facts, finite
-from horovod_study.report.grammar import Figure, Guide, Panel, Points, judged_handles, write_files
 from horovod_study.report.kit import style
 from horovod_study.report.kit.files import FORMS, write_result
 from horovod_study.text.numbers import THIN, known, quoted, rounded, scientific, signed
@@ -20,18 +19,15 @@ from horovod_study.text.tables import NOTHING, Cell, Column, Row, Table, grouped
 from horovod_study.text.words import one_line, plural, printable
 
 
-def write_against(
-    found: StudyComparison, directory: Path, gate: Mapping[str, Any] | None = None, **how: Any
-) -> list[Path]:
-    """Write tables/against.*, figures/against.* and against.json to the directory of a report; return the paths.
+def write_against(found: StudyComparison, directory: Path, gate: Mapping[str, Any] | None = None) -> list[Path]:
+    """Write tables/against.* and against.json to the directory of a report; return the paths.
 
-    `how`: look of the figure, pgf. Raises RecordError where they cannot be written.
+    Raises RecordError where they cannot be written.
     """
     noted = replace(table(found), notes=found.doubts)
     forms = {f"against.{form}": write(noted) for form, write in FORMS.items()}
     return [
         *write_result(directory / "tables", forms, choose="DIR"),
-        *write_files([figure(found)], directory / "figures", **how),
         *write_result(directory, {"against.json": document(found, gate)}, choose="DIR"),
     ]
 
@@ -143,26 +139,6 @@ def table(found: StudyComparison) -> Table:
         columns=columns,
         groups=grouped(columns, ((title, found.of(name).to_dict("records")) for name, title in titles.items())),
         data=found.differences,
-    )
-
-
-def figure(found: StudyComparison) -> Figure:
-    """Return the figure of the comparison: the ratio of throughput in every cell, with its interval."""
-    rows = found.of("throughput")
-    rows = rows.assign(resolved=rows["verdict"].isin([WORSE, BETTER]))
-    how: dict[str, Any] = {"line": True, "apart": True, "resolved": "resolved", "note": "verdict"}
-    points = Points(rows=rows, y="ratio", low="ratio_low", high="ratio_high", **how)
-    layers = [Guide(level=1.0, held=True), points]
-    return Figure(
-        name="against",
-        title=" against ".join(found.names),
-        alt="Ratios of throughput of two studies against workers; the values are in the table.",
-        caption=f"Throughput of {found.names[0]} over that of {found.names[1]}, with 95 % intervals. Filled: resolved "
-        "(p after Holm below 0.05 and an interval without 1), open: not resolved.",
-        data=rows,
-        panels=[Panel(layers=layers, y="Throughput, after / before", limits=(None, None))],
-        looks=style.series_styles(found.points[0]),
-        legend=judged_handles(),
     )
 
 

@@ -1,9 +1,7 @@
 """Recorded runs for others: Chrome traces, TensorBoard, Weights & Biases offline, MLflow, Extra-P, ZIP, a thesis.
 
-Each tracker's own package writes its files (`pip install .[export]`, or `make extras`); nothing is sent anywhere.
-An archive holds runs, tables and page of a study: unpacked anywhere, `horovod-study report DIR --check` makes every
-number again. Equal studies give equal bytes. A paper is a section to be pasted and compiled: what was found, how it was
-measured, what threatens it, with sentences, tables and figures of the page in LaTeX; its folder stands alone.
+Each tracker's own package writes its files; nothing is sent anywhere. Equal studies give equal bytes. Archive and paper
+stand alone: the first is checked by `report --check` wherever it is unpacked, the second compiles.
 """
 
 import errno
@@ -18,7 +16,6 @@ import sys
 import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,7 +33,6 @@ from horovod_study.report.grammar import Figure
 from horovod_study.report.kit.files import TEX, caption_command, latex, page_file, to_latex
 from horovod_study.report.page.tables import answer, learned, sentences, tables, told_doubts
 from horovod_study.text.numbers import THIN, amount
-from horovod_study.text.tables import table_of
 from horovod_study.text.words import listed, plural
 
 if TYPE_CHECKING:
@@ -268,7 +264,7 @@ def _belongs(directory: Path, source: Mapping[str, Any]) -> tuple[dict[str, Path
 
 
 FIGURES = ("speedup", "efficiency", "breakdown", "boundary", "transport_ratio", "forecast")
-RESULTS = ("points", "transports", "laws", "forecast")
+RESULTS = ("points", "transports", "laws", "forecast", "targets")
 APPENDIX = ("measurement", "environment", "failed")
 """Figures and tables that are taken where the study has them, in this order."""
 
@@ -284,15 +280,8 @@ def write_paper(analysis: Analysis, directory: Path, source: Mapping[str, Any]) 
     """
     drawn = {each.name: each for each in drawings(analysis)}
     figures = [drawn[name] for name in FIGURES if name in drawn]
-    run_files = sorted((source.get("run_files") or {}).items())
-    digests = replace(
-        table_of(("Run", "Digest"), [(run, of["run.json"]) for run, of in run_files if "run.json" in of], texts=(0, 1)),
-        name="digests",
-        title="Digests of the runs",
-        caption="Of the record of each run (run.json), as the analysis read it; source.json has those of all files.",
-    )
-    made = {table.name: table for table in (*tables(analysis), digests)}
-    results, appendix = ([name for name in names if name in made] for names in (RESULTS, (*APPENDIX, "digests")))
+    made = {table.name: table for table in tables(analysis)}
+    results, appendix = ([name for name in names if name in made] for names in (RESULTS, APPENDIX))
     said = {**_texts(analysis, figures, source), "results": results, "appendix": appendix}
     section = TEX.get_template("section.tex.j2").render(said)
     version = (source.get("versions") or {}).get("horovod_study", "")
@@ -330,17 +319,12 @@ def _texts(analysis: Analysis, figures: Sequence[Figure], source: Mapping[str, A
     if len(analysis.forecast):
         threats.append("Forecasts reach beyond the measured worker counts, and assume that nothing new limits there.")
     libraries = [words for name, words in _LIBRARIES.items() if name in set(analysis.runs["backend"])]
-    spans = {}
-    for name in ("repeats", "excluded_steps", "steps", "window_s") if told["measurement"] else ():
-        ends = [float(end) for each in told["measurement"] for end in each.get(name) or () if end is not None]
-        least = dict.fromkeys(f"{end:.3g}" for end in (min(ends), max(ends))) if ends else ("unknown",)
-        spans[name] = " to ".join(least)
     return {
         **names,
         "answer": latex(" ".join(answer(analysis))),
         "counts": told["runs"],
         "libraries": listed(libraries) if libraries else "",
-        "spans": spans,
+        "measured": bool(told["measurement"]),
         "baseline": told["baseline"],
         "laws": {"amdahl", "gustafson"} & {name for fit in analysis.fits["series"].values() for name in fit["laws"]},
         "paragraphs": [latex(" ".join(each)) for each in (*sentences(analysis), learned(analysis)) if each],

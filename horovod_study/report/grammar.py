@@ -425,13 +425,17 @@ class Figure:
 
     name: str  # of its files
     title: str
-    alt: str  # one sentence for a reader who cannot see it
     caption: str
     data: pd.DataFrame
     panels: Sequence[Panel] = ()
     looks: Looks = field(default_factory=dict)
     legend: Sequence[Any] = ()  # entries behind those of the series
     shape: tuple[int, float, float] = (2, 0.66, 0.5)  # panels in a row, height over width beside others and alone
+
+    @property
+    def alt(self) -> str:
+        """One sentence for a reader who cannot see it: the first one of the caption."""
+        return re.split(r"(?<=\.)\s", self.caption, maxsplit=1)[0]
 
     def draw(self, width_in: float) -> Canvas:
         """Return the figure drawn `width_in` inches wide; call it inside `style()`."""
@@ -487,8 +491,7 @@ class Figure:
 def write_files(made: Sequence[Figure], directory: Path, **how: Any) -> list[Path]:
     """Write NAME.pdf, .svg, .png, .txt (caption) and .csv (data) of some figures; return the paths.
 
-    `how`: `look` and `pgf` as `write_result` takes them. Raises ConfigError for `pgf` without LaTeX, and RecordError
-    where `directory` cannot be written.
+    `how`: `look` as `write_result` takes it. Raises RecordError where `directory` cannot be written.
     """
     contents: dict[str, Any] = {}
     for each in made:
@@ -522,15 +525,6 @@ def line_of(axes: Axes, x: Any, y: Any, look: style.SeriesStyle, *, tips: Sequen
     belongs(drawn, look.label)
     if tips:
         mark(drawn, series=look.label, tips=tips)
-
-
-def judged_handles() -> list[Line2D]:
-    """Return the entries of a legend that say what filled and hollow points are."""
-    grey = style.SeriesStyle(label="", color=style.QUIET, marker="o", filled=True, dash="none")
-    return [
-        Line2D([], [], linestyle="none", **marker(replace(grey, filled=filled)), label=label)
-        for filled, label in ((True, "resolved"), (False, "not resolved"))
-    ]
 
 
 def side_by_side(rows: pd.DataFrame, middle: str, last: float, wide_in: float) -> pd.Series:
@@ -608,7 +602,7 @@ def face(look: style.LapStyle) -> dict[str, Any]:
     return {"facecolor": look.color, "edgecolor": edge, "hatch": look.hatch, "linewidth": 0.5}
 
 
-def legend(figure: Canvas, handles: Sequence[Any], width_in: float, **more: Any) -> None:
+def legend(figure: Canvas, handles: Sequence[Any], width_in: float) -> None:
     """Put a legend below the whole figure, in as many columns as fit; what is too long for a line is broken,
     and of a very long name the middle is left out.
 
@@ -631,7 +625,7 @@ def legend(figure: Canvas, handles: Sequence[Any], width_in: float, **more: Any)
     lines = max(sum(labels[place].count("\n") + 1 for place in part) for part in parts)
     tall_in = figure.get_figheight()
     figure.set_figheight(min(tall_in + max(0, lines - 2) * 1.35 * em_in, max(tall_in, 9.6)))
-    figure.legend(handles=list(handles), labels=labels, loc="outside lower center", ncols=columns, **more)
+    figure.legend(handles=list(handles), labels=labels, loc="outside lower center", ncols=columns)
 
 
 def count_axis(

@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,20 +17,19 @@ from horovod_study import records
 from horovod_study.analysis.series.points import command_words, scaling_points, study_turns
 from horovod_study.analysis.stats import Interval
 from horovod_study.analysis.steps import traces
-from horovod_study.analysis.steps.accounting import CLOSES_S, Accounting
+from horovod_study.analysis.steps.accounting import CLOSES_S, FAR, Accounting
 from horovod_study.analysis.steps.attribution import Attribution
-from horovod_study.analysis.steps.breakdown import BASES, PARTS, shown
-from horovod_study.analysis.steps.explanation import Explanation, Row, explain
-from horovod_study.analysis.steps.rank_steps import NO_EXCHANGE
-from horovod_study.analysis.steps.timeline import PHASES, Timeline
+from horovod_study.analysis.steps.breakdown import PARTS, shown
+from horovod_study.analysis.steps.explanation import Explanation, Inspection, Row, explain, stall_words
+from horovod_study.analysis.steps.rank_steps import CAUSES, NO_EXCHANGE, Lateness, Stragglers
+from horovod_study.analysis.steps.timeline import Timeline
 from horovod_study.analysis.steps.traces import COLUMNS
 from horovod_study.errors import RecordError, refuse
 from horovod_study.records import finite
-from horovod_study.report.figures.inspection import balance_words, late_words
 from horovod_study.report.kit import style
 from horovod_study.report.kit.files import write_result
 from horovod_study.text.numbers import MINUS, THIN, fixed, known, milliseconds, percent, quoted, rounded, signed
-from horovod_study.text.tables import NOTHING, Group, Table, table_of, to_lines
+from horovod_study.text.tables import NOTHING, Column, Group, Table, filled, grouped, table_of, to_lines
 from horovod_study.text.words import cut, listed, plural, printable, span, wrapped
 
 WIDE = 100
@@ -257,12 +257,12 @@ _SENSORS = {
     "gpu_power_w": "GPUs, W",
     "package_power_w": "processors, W",
 }
-_COLUMNS = ("command", "workers", "repeats", "wall_s", "cpu_s", "cores", "rate", "speedup", *_SENSORS)
 
 
 def _of_commands(runs: pd.DataFrame) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return a row of _COLUMNS, and the unit of the rate, for each point of a run table's finished commands; and lines
-    for a terminal. Medians over repeats; None is unknown.
+    """Return a row for each point of a run table's finished commands, and lines for a terminal.
+
+    Medians over repeats; None is unknown.
     """
     commands, rows = runs[runs["backend"] == records.COMMAND], []
     done = commands[commands["status"] == "done"]
@@ -273,17 +273,12 @@ def _of_commands(runs: pd.DataFrame) -> tuple[list[dict[str, Any]], list[str]]:
         row |= {"cores": row["cpu_s"] / row["wall_s"] if row["wall_s"] else None, "speedup": point["speedup_wrapped"]}
         row |= {"rate": point["samples_per_s_median"], "unit": records.rate_unit(own["rate_from"].iloc[0])}
         rows.append({name: finite(value) for name, value in row.items()})
-    heads = {**_SENSORS, "wall_s": "s", "cpu_s": "CPU s", "cores": "cores used"}
-    heads["rate"] = " or ".join(dict.fromkeys(str(row["unit"]) for row in rows))
-    shown = [name for name in _COLUMNS if any(row[name] is not None for row in rows)]
-
-    def cell(value: Any) -> str:
-        if isinstance(value, float):
-            return rounded(value, 3).replace(THIN, ",")
-        return NOTHING if value is None else f"{value:,}" if isinstance(value, int) else f"{value}"
-
-    cells = [tuple(cell(row[name]) for name in shown) for row in rows]
-    table = to_lines(table_of([heads.get(name, name) for name in shown], cells, texts=(0,))) if rows else []
+    rates = " or ".join(dict.fromkeys(str(row["unit"]) for row in rows))
+    heads = {"wall_s": "s", "cpu_s": "CPU s", "cores": "cores used", "rate": rates, "speedup": "speedup", **_SENSORS}
+    counts = (Column(name, "count", name) for name in ("workers", "repeats"))
+    columns = (Column("command", "text", "command"), *counts, *(Column(heads[name], "number", name) for name in heads))
+    made = filled(Table(columns=columns, groups=grouped(columns, [("", rows)])))
+    table = [line.replace(THIN, ",") for line in to_lines(made)] if rows else []
     states = ", ".join(f"{count} {state}" for state, count in commands["status"].value_counts().items())
     what, words = plural(commands["model"].nunique(), "command"), command_words(commands["rate_from"])
     return rows, [
@@ -294,6 +289,146 @@ def _of_commands(runs: pd.DataFrame) -> tuple[list[dict[str, Any]], list[str]]:
     ]
 
 
+_MOST_RANKS = 16  # so many ranks are printed; beyond that those that differ most from the others
+
+
+def result_lines(found: Inspection) -> list[str]:
+    """Return what the command prints."""
+    window = f"{plural(found.window['steps'], 'step', ',')} from step {found.window['first_step']:,} on are looked at"
+    left_out = f"{found.window['excluded']:,} before them are excluded ({found.window['by']})"
+    texts = [headline(found), f"{window}; {left_out}."]
+    gap, rank = max(((each.gap or 0.0, each.rank) for each in found.ranks), default=(0.0, 0))
+    if gap > 1e-6:
+        texts.append(f"The laps miss the step by up to {100 * gap:.1f} % (rank {rank}): do not quote their shares.")
+    texts += ["", *_rank_table(found), "", *_straggler_lines(found.stragglers)]
+    if (pop := found.pop) is not None:
+        texts.append(
+            f"Parallel efficiency {pop.parallel:.2f} = load balance {pop.load_balance:.2f} x communication efficiency "
+            f"{pop.communication:.2f} (POP; useful is all that is not sync)."
+        )
+    if found.stalls is not None:
+        texts.append(f"Stalls, steps of more than {FAR:g} times the median: {stall_words(found.stalls)}.")
+    if found.ablation is not None:
+        texts.append(f"Communication by leaving it out: {found.ablation.sentence.rstrip('.')}.")
+    texts += system_lines(found)
+    if "timeline" in found.recorded_beside:
+        command = f"horovod-study explain --part timeline {shlex.quote(found.directory)}"
+        texts.append(f"Horovod timeline: {found.recorded_beside['timeline'][0]}; read it with `{command}`.")
+    texts += [f"Profile: {path}" for path in found.recorded_beside.get("profile", ())]
+    texts += [f"Doubt: {each}." for each in found.doubts]
+    return [line for text in texts for line in ([text] if text[:1] in ("", " ") else wrapped(text, 110, deeper="  "))]
+
+
+def headline(found: Inspection) -> str:
+    """Return in one line what ran."""
+    facts, hosts = found.facts, found.facts["hosts"]
+    library = style.runtime_label(f"{facts['backend'] or ''}", f"{facts['transport'] or ''}")
+    reduction = f" ({facts['reduction']})" if facts["workers"] > 1 and facts["reduction"] else ""
+    words = [
+        *(f"{found.name}: {found.state}", plural(facts["workers"], "worker"), f"{library}{reduction}"),
+        f"on {hosts[0] if len(hosts) == 1 else plural(len(hosts), 'host')}",
+        f"batch {facts['batch']} each" if facts["batch"] else "",
+        f"{facts['device'] or ''}",
+        f"{facts['samples_per_s']:,.0f} samples/s" if facts["samples_per_s"] else "",
+        f"started {facts['started']}",
+    ]
+    return ", ".join(filter(None, words))
+
+
+def _rank_table(found: Inspection) -> list[str]:
+    """Return the mean step of each rank in ms as a table: of many, the ranks that differ most from the others."""
+    late = {each.rank: abs(each.value_s) for each in found.stragglers.ranks}
+    far = sorted(found.ranks, key=lambda each: (-late.get(each.rank, 0.0), each.rank))[:_MOST_RANKS]
+    chosen = sorted(far, key=lambda each: each.rank)
+    values = [
+        {**{lap: rank.laps_s[lap] for lap in PARTS[:-1]}, "step": rank.step_s, "own": rank.own_s, "wait": rank.wait_s}
+        for rank in chosen
+    ]
+    heads = [name for name in values[0] if name == "sync" or any(each[name] is not None for each in values)]
+    rows = [
+        (f"{rank.rank}", rank.host or NOTHING, *(_ms_of(each[name]) for name in heads))
+        for rank, each in zip(chosen, values, strict=True)
+    ]
+    left_out = f"; the {len(rows)} of {len(found.ranks)} ranks that differ most" if len(rows) < len(found.ranks) else ""
+    about = f"ms per step, means{left_out}; wait: for the last rank; sync {NOTHING}: inside another lap, not visible"
+    named = ("unexplained" if head == "residual" else head for head in heads)
+    return [about, *to_lines(table_of(("rank", "host", *named), rows, texts=(0, 1)), indent=2)]
+
+
+def _straggler_lines(late: Stragglers) -> list[str]:
+    """Return who is slow, by how much and where, or why that cannot be determined."""
+    if late.skew_s is None:
+        return [f"Stragglers: {late.why_not}."]
+    chance = 1 / len(late.ranks)
+    who = [late_words(each, chance) for each in late.named[:_MOST_RANKS]]
+    if not who:
+        who = [f"No rank is slower than the others (resolution {_ms_of(late.resolution_s)} ms)."]
+        who += [balance_words(late.balanced, chance)] if late.balanced else []
+    skew = ", ".join(f"{name} {_ms_of(value)} ms" for name, value in late.skew_s.items())
+    return [
+        f"Stragglers: {who[0]}",
+        *who[1:],
+        f"Skew, the wait of a rank for the last one: {skew}; {100 * late.skew_share:.1f} % of the step; that of the "
+        f"first rank {_ms_of(late.spread_s)} ms ({', '.join(late.laps)}; {late.steps:,} steps; 95 % intervals from "
+        f"blocks of {late.block_steps} steps).",
+    ]
+
+
+def balance_words(balanced: Sequence[Lateness], chance: float) -> str:
+    """Return which ranks are longer in one lap and shorter in others; of data alone, only where no other lap is.
+
+    `chance`: the share of steps in which a rank is the last one by chance, 0.5 for one of two.
+    """
+    words = []
+    for each in ([each for each in balanced if each.cause != "data"] or balanced)[: 1 if chance == 0.5 else 3]:
+        lap, less = min(each.laps_s.items(), key=lambda lap: lap[1])
+        words.append(
+            f"{_rank(each)} takes {_late(each)} ms longer per step {CAUSES[each.cause]}, and "
+            f"{milliseconds(-less)} ms less {CAUSES[lap]}."
+        )
+    return " ".join(words)
+
+
+def late_words(late: Lateness, chance: float) -> str:
+    """Return by how much a rank is late, in which lap, and in how many steps it is the last one."""
+    quick = late.quickest_s < 0.2 * late.cause_s  # of its lateness, it is as quick as the others itself
+    return (
+        f"{_rank(late)} is {_late(late)} ms late per step {CAUSES[late.cause]}, and is the last one in "
+        f"{percent(late.last_share)} of the steps (by chance: {percent(chance)})."
+        f"{' Its quickest steps are not late: at times something holds it up, such as another program.' * quick}"
+    )
+
+
+def _rank(late: Lateness) -> str:
+    return f"Rank {late.rank}{f' on {late.host}' if late.host else ''}"
+
+
+def _late(late: Lateness) -> str:
+    return quoted(*(1e3 * each for each in (late.cause_s, late.cause_low_s, late.cause_high_s)))
+
+
+_SYSTEM = ("cpu_percent", "rss_mb", "pss_mb", "gpu_percent", "gpu_memory_mb", "power_w")
+
+
+def system_lines(found: Inspection) -> list[str]:
+    """Return the use of processors, memory and power as a table."""
+    rows = [
+        (row["host"], row["part"], row["quantity"], f"{row['mean']:,.0f}", f"{row['max']:,.0f}")
+        for row in found.system["rows"]
+        if row["quantity"] in _SYSTEM
+    ]
+    table = table_of(("host", "part", "quantity", "mean", "largest"), rows[: 6 * _MOST_RANKS], texts=(0, 1, 2))
+    return ["System, over the timed steps", *to_lines(table, indent=2)] if rows else []
+
+
+def _ms_of(seconds: float | None) -> str:
+    """Return a time in ms with three digits, without its unit."""
+    if seconds is None:
+        return NOTHING
+    value = 1e3 * seconds
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:,.1f}"
+
+
 HEADS = {**{part: part for part in PARTS}, "residual": "unexplained"}
 _CELL = ["series", "workers", "nodes"]
 
@@ -302,7 +437,7 @@ def account_lines(found: Accounting, gate: SimpleNamespace | None) -> list[str]:
     """Return the whole account as lines."""
     doubts = [f"  {line}" for doubt in found.doubts for line in wrapped(doubt, 112, deeper="  ")]
     notes = ["incomplete or doubtful runs", *doubts] if doubts else []
-    blocks = (_step_lines(found), _residual_lines(found), *_growth_lines(found), notes, gate_lines(gate))
+    blocks = (_step_lines(found), _residual_lines(found), notes, gate_lines(gate))
     return [line for block in blocks if block for line in ("", *block)][1:]
 
 
@@ -327,7 +462,8 @@ def _step_lines(found: Accounting) -> list[str]:
             rows.append(row(f"  median of {repeats + 1} (no sum)", laps["median_s"].to_dict(), shares=False))
         where = f"{plural(head['workers'], 'worker')} on {plural(head['nodes'], 'node')}"
         groups.append(Group(title=f"{head['series']}, {where}", rows=tuple(rows)))
-    lines = _lines(("ms per step, and share of it", *(HEADS[part] for part in parts)), groups)
+    columns = table_of(("ms per step, and share of it", *(HEADS[part] for part in parts)), ()).columns
+    lines = to_lines(Table(columns=columns, groups=tuple(groups)))
     untold = [f"{run.run}: no account: {run.why_not}" for run in found.runs if run.why_not]
     return lines + [line for each in untold for line in wrapped(each, 110, deeper="  ")]
 
@@ -353,37 +489,6 @@ def _residual_lines(found: Accounting) -> list[str]:
         left_out = [run.excluded for run in found.runs if run.excluded_by == reason]
         lines.append(f"excluded {span(min(left_out), max(left_out))} steps of each rank ({reason}), kept in the rows")
     return lines
-
-
-def _growth_lines(found: Accounting) -> list[list[str]]:
-    """Return T(N) - T(1) by part against each baseline: ms with its interval, share of the whole growth, note."""
-    blocks = []
-    for kind in BASES:
-        groups = []
-        minus = f"minus_{kind}"
-        grown = found.cells[(found.cells["workers"] > 1) & found.cells["lap"].isin(shown(found.cells, PARTS))]
-        for _, cell in grown.groupby(_CELL, sort=False):
-            step = cell[cell["lap"] == "step"].iloc[0]
-            if math.isfinite(step[f"{minus}_s"]):
-                rows = [
-                    (
-                        f"  {HEADS[row['lap']]}",
-                        quoted(*(1e3 * row[f"{minus}{end}_s"] for end in ("", "_low", "_high"))) or NOTHING,
-                        _share(row[f"growth_{kind}"]),
-                        row["note"],
-                    )
-                    for row in cell.to_dict("records")
-                ]
-                title = f"{step['series']}, {plural(step['workers'], 'worker')}: {step[f'interval_{kind}']}"
-                groups.append(Group(title=title, rows=tuple(rows)))
-        if groups:
-            heads = (f"T(N) {MINUS} T(1) in ms, T(1): {kind}", "ms [95 %]", "share", "")
-            blocks.append(_lines(heads, groups, texts=(0, 3)))
-    return blocks
-
-
-def _lines(heads: Sequence[str], groups: Sequence[Group], texts: Sequence[int] = (0,)) -> list[str]:
-    return to_lines(Table(columns=table_of(heads, (), texts=texts).columns, groups=tuple(groups)))
 
 
 def gate_lines(gate: SimpleNamespace | None) -> list[str]:
@@ -454,8 +559,6 @@ def _told(estimate: Interval, scale: float, unit: str = "") -> str:
     return f"{value}{unit} {ends}".rstrip()
 
 
-_MOST_TENSORS = 15  # so many tensors are printed, those that take longest; the CSV file has all
-
 _THOUGHT = {
     "negotiation": "waiting until every rank has announced the tensor",
     "queue": "waiting for the operation to begin",
@@ -467,7 +570,7 @@ _THOUGHT = {
 
 
 def timeline_lines(found: Timeline, *, source: str) -> list[str]:
-    """Return what the command prints: what was read, the phases together, the tensors, and which rank came last."""
+    """Return what the command prints: what was read, the phases together, and which rank came last."""
     every_s = found.cycles["median_s"]
     between = "" if every_s is None else f" ({every_s * 1e3:.3g} ms from one to the next, median)"
     together = []
@@ -476,11 +579,6 @@ def timeline_lines(found: Timeline, *, source: str) -> list[str]:
         named = f" ({', '.join(activities)})" if name in ("operation", "other") and len(activities) else ""
         share = "" if own["share"] is None else percent(own["share"], decimals=1)
         together.append((name, f"{own['per_step_s'] * 1e3:.3f}", share, f"{_THOUGHT[name]}{named}"))
-    apart = [
-        (cut(row["tensor"], 40, first=18), *(f"{row[f'{phase}_s'] * 1e3:.3f}" for phase in PHASES))
-        for row in found.tensors.head(_MOST_TENSORS).to_dict("records")
-    ]
-    more = len(found.tensors) - _MOST_TENSORS
     last = "Which rank came last is not in the file; --cache-capacity 0 notes it, but negotiates more."
     if found.last_rank is not None:
         rank, count = max(found.last_rank.items(), key=lambda each: (each[1], -each[0]))
@@ -495,11 +593,7 @@ def timeline_lines(found: Timeline, *, source: str) -> list[str]:
         f"all tensors together, each moment counted once: under way for {found.busy_s * 1e3:.3f} ms per step",
         *to_lines(table_of(("phase", "ms per step", "share", ""), together, texts=(0, 3))),
         "",
-        "ms per collective (mean)",
-        *to_lines(table_of(("tensor", *PHASES), apart)),
-        *([f"and {plural(more, 'other tensor')}, see timeline.csv"] if more > 0 else []),
-        "",
-        last,
+        f"{last} Tensor by tensor: timeline.csv.",
     ]
 
 

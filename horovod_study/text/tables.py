@@ -194,6 +194,15 @@ def with_columns(table: Table, kept: Sequence[int]) -> Table:
     return replace(table, columns=columns, groups=tuple(replace(group, rows=rows) for group, rows in rows_of))
 
 
+def filled(table: Table) -> Table:
+    """Return the table without the columns in which no row says anything."""
+    texts = [{row[place] for group in table.groups for row in group.rows} for place in range(len(table.columns))]
+    told = zip(table.columns, texts, strict=True)
+    return with_columns(
+        table, [place for place, (column, own) in enumerate(told) if not own <= {NOTHING, "", column.usual}]
+    )
+
+
 def table_of(heads: Sequence[str], rows: Iterable[Sequence[str]], *, texts: Collection[int] = (0,)) -> Table:
     """Return a table of these rows; the columns at the places `texts` hold words, the others numbers."""
     columns = tuple(Column(head, "text" if place in texts else "number") for place, head in enumerate(heads))

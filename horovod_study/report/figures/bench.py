@@ -1,4 +1,6 @@
-"""What `horovod-study bench` found: tables in nccl-tests' layout, the figure of the network, and the roofline."""
+"""What `horovod-study bench` found: tables in nccl-tests' layout, the figure of the network, and the roofline; and what
+a simulation on such a network found: a table, and speedup, efficiency and parts of a step against workers.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -9,13 +11,14 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis.machine.network import WHOLE_GRADIENT, Fit, Network, bus_factor
-from horovod_study.records import finite
+from horovod_study.analysis.simulate.scaling import PARTS, Scenario
+from horovod_study.records import facts, finite
 from horovod_study.report import grammar as kit
-from horovod_study.report.grammar import Curve, Figure, Guide, Panel, Points
+from horovod_study.report.grammar import Curve, Figure, Guide, Panel, Points, of_bars, spread, write_files
 from horovod_study.report.kit import style
 from horovod_study.report.kit.files import write_result
-from horovod_study.text.numbers import amount
-from horovod_study.text.tables import NOTHING, table_of, to_lines
+from horovod_study.text.numbers import THIN, alone, amount
+from horovod_study.text.tables import NOTHING, Column, Table, filled, grouped, table_of, to_lines
 from horovod_study.text.words import plural
 
 _STEP = style.SeriesStyle(label="", color=style.LAPS["sync"].color, marker="o", filled=True, dash="none")
@@ -29,7 +32,7 @@ _ROOF = ("bytes_per_s", "flop_per_byte", "attainable_flop_per_s")
 
 
 def write_bench(network: Network, document: Mapping[str, Any], directory: Path) -> list[Path]:
-    """Write bench.json, bench.csv, bench.txt and the figures (.pdf, .svg, .png, caption .txt); return their paths.
+    """Write bench.json, bench.csv, bench.txt and the files of the figures; return their paths.
 
     `document` is what was measured, conditions included; bench.json holds it whole beside what follows from it.
     """
@@ -38,9 +41,7 @@ def write_bench(network: Network, document: Mapping[str, Any], directory: Path) 
         "bench.csv": network["points"],
         "bench.txt": text(network, document),
     }
-    made = drawings_of(network)
-    texts |= {f"{each.name}.txt": each.caption for each in made}
-    return write_result(directory, texts, {each.name: each.draw for each in made})
+    return [*write_result(directory, texts), *write_files(drawings_of(network), directory)]
 
 
 def drawings_of(network: Network) -> list[Figure]:
@@ -82,7 +83,7 @@ def text(network: Network, document: Mapping[str, Any]) -> str:
         f"algbw * {bus_factor('allreduce', network['workers']):.3g}"
     )
     blocks = [head, *(allreduce_table(network, name) for name in dict.fromkeys(network["points"]["way"]))]
-    blocks += [_broadcast_table(network), _fit_table(network)]
+    blocks.append(_fit_table(network))
     if network["roofline"] is not None:
         blocks += [_machine_table(network, network["roofline"]), _roofline_table(network, network["roofline"])]
     blocks.append("\n".join(f"not measured: {name}: {why}" for name, why in document["unavailable"].items()))
@@ -116,17 +117,6 @@ def allreduce_table(network: Network, name: str) -> str:
 
 def _titled(above: str, heads: Sequence[str], rows: Iterable[Sequence[str]], texts: Sequence[int] = (0, 5)) -> str:
     return "\n".join([above, *to_lines(table_of(heads, rows, texts=texts))])
-
-
-def _broadcast_table(network: Network) -> str:
-    own = network["points"][network["points"]["operation"] == "broadcast"]
-    above = "# broadcast from worker 0: time in us (busbw in GB/s); small ones begin before the one before has arrived"
-    texts = [
-        f"{_us(row['seconds_median'])} ({_gb(row['busbw_gb_per_s'])}){'!' if row['wrong'] else ''}"
-        for row in own.to_dict("records")
-    ]
-    cells = own.assign(text=texts).pivot(index="bytes", columns="way", values="text")[own["way"].unique()]
-    return _titled(above, ("# size (B)", *cells.columns), ((f"{size}", *row) for size, *row in cells.itertuples()), ())
 
 
 def _fit_texts(fit: Fit) -> tuple[str, str]:
@@ -248,7 +238,6 @@ def _allreduces(network: Network) -> Figure:
     return Figure(
         name="network",
         title="All-reduce of the machine",
-        alt="Time and bus bandwidth of an all-reduce against message size.",
         caption=f"All-reduce in place of 32-bit floats among {network['workers']} workers. Points: time of the slowest "
         "worker, mean over the iterations, median over the rounds; bars: smallest and largest round; bus bandwidth as "
         "in nccl-tests, S/t times 2(n-1)/n. Lines: t = alpha + S/beta, with 95 % intervals in the legend.",
@@ -287,7 +276,6 @@ def _roofline(network: Network, roofline: Mapping[str, Any]) -> Figure:
     return Figure(
         name="roofline",
         title="Roofline of the machine",
-        alt="Attainable operations per second against operations per byte, with the training step on it.",
         caption=f"Roofline (Williams et al., 2009) of one of {network['workers']} workers, all of them computing: "
         "min(fp32 matrix peak, intensity times bandwidth), for memory (bytes read plus bytes written by a copy) and "
         f"for each network (bus bandwidth with {WHOLE_GRADIENT} of {model['flat_bytes']:,} bytes in one message). "
@@ -302,3 +290,143 @@ def _roofline(network: Network, roofline: Mapping[str, Any]) -> Figure:
         looks=looks,
         legend=[kit.entry(looks[name], marker="none") for name in ways],
     )  # fmt: skip
+
+
+_SIMULATED = {
+    "compute": style.LapStyle(label="computing", color="#8fa5b8", ink=style.INK),
+    "slowest": style.LapStyle(label="waiting for the slowest", color="#6e8b74", ink=style.INK),
+    "cycle": style.LapStyle(label="waiting for the cycle", color="#e69f00", ink=style.INK),
+    "runtime": style.LapStyle(label="runtime and negotiation", color="#d4ba6e", ink=style.INK),
+    "latency": style.LapStyle(label="latency of the all-reduce", color="#cc79a7", ink=style.INK),
+    "transfer": style.LapStyle(label="transfer of the gradients", color="#b3305f", ink=style.INK),
+}
+
+
+def simulation_content(table: pd.DataFrame, calibration: Scenario, doubts: Sequence[str]) -> dict[str, Any]:
+    """Return everything as plain values, None for what is not known: constants, scenarios -> rows, doubts."""
+    rows = table.groupby("scenario", sort=False)
+    return {
+        "constants": _constants(calibration),
+        "sources": dict(calibration.sources),
+        "scenarios": {f"{name}": finite(own.drop(columns="scenario")) for name, own in rows},
+        "doubts": list(doubts),
+    }
+
+
+def _constants(calibration: Scenario) -> dict[str, Any]:
+    """Return the constants of the baseline as plain values."""
+    it = calibration
+    return {
+        **facts(it, "scaling", "batch"),
+        "compute_s": it.compute.mean_s,
+        "compute_steps": it.compute.steps,
+        "compute_cv": it.compute.cv
+        if it.compute.times_s is None
+        else float(np.std(it.compute.times_s) / it.compute.mean_s),
+        "beside": it.beside,
+        "crowding": {str(k): factor for k, factor in it.crowding.items()},
+        "compute_fixed_share": it.fixed_share if it.batch_measured else None,
+        **facts(it, "gradient_bytes", "buckets", "backward_share", "algorithm"),
+        "workers_per_node": it.network.workers_per_node,
+        **{
+            kind: {"alpha_s": float(link.alpha_s), "bytes_per_s": float(link.bytes_per_s)}
+            for kind, link in (("intra", it.network.intra), ("inter", it.network.inter))
+        },
+        "levels": finite(it.network.levels),
+        "overhead_s": float(it.runtime.overhead_s),
+        **facts(it.runtime, "cycle_s", "negotiation", "fusion_bytes"),
+        "relative_standard_errors": {name: it.spread.get(name) for name in ("compute", "alpha", "bandwidth")},
+    }
+
+
+def simulation_text(table: pd.DataFrame, calibration: Scenario) -> str:
+    """Return the constants and a table per scenario for a terminal."""
+    columns = (
+        *(Column(name, "count", name) for name in ("workers", "nodes", "batch")),
+        Column("step", "interval", "step_s step_low_s step_high_s", "ms"),
+        Column("throughput", "number", "samples_per_s", "samples/s"),
+        Column("efficiency", "number", "efficiency", "%"),
+        *(Column(part, "number", f"{part}_s", "ms", usual="0.00") for part in PARTS),
+        Column("all-reduce", "interval", "allreduce_s allreduce_low_s allreduce_high_s", "ms"),
+        Column("hidden", "number", "hidden_s", "ms", usual="0.00"),
+        Column("x baseline", "interval", "of_baseline of_baseline_low of_baseline_high"),
+    )
+    blocks, heads = [_constant_lines(calibration, several=bool((table["nodes"] > 1).any()))], set[str]()
+    rows = table.assign(
+        allreduce_s=table["allreduce_s"].where(table["allreduce_low_s"].notna()),
+        of_baseline=table["of_baseline"].where(table["scenario"] != table["scenario"].iloc[0]),
+        **{f"{part}_s": table[f"{part}_s"].where(table[f"{part}_s"].abs() > 1e-9, 0.0) for part in PARTS},
+    )
+    for name, own in rows.groupby("scenario", sort=False):
+        made = filled(Table(columns=columns, groups=grouped(columns, [("", own.to_dict("records"))])))
+        heads |= {column.head for column in made.columns}
+        blocks.append([f"{name}", *to_lines(made)])
+    parts = "".join(f"; {part}: {_SIMULATED[part].label}" for part in PARTS[1:] if part in heads)
+    hidden = ["hidden: communication behind backward, not part of the step"] * ("hidden" in heads)
+    of_one = "efficiency: of one worker that computes alone; [95 % interval]"
+    blocks.append([f"parts of a step add up to it{parts}", of_one, *hidden])
+    return "\n\n".join("\n".join(lines) for lines in blocks).replace(THIN, ",")
+
+
+def _constant_lines(calibration: Scenario, *, several: bool) -> list[str]:
+    """Return what the simulation begins with; `several`: some of it is on several nodes."""
+    it, sources = calibration, calibration.sources
+    scatter = f"{it.compute.steps:,} times" if it.compute.steps else f"cv {it.compute.cv:g}"
+    sent = "after backward" if it.buckets == 1 else f"in {it.buckets} buckets during backward"
+    inside, between = (
+        f"{float(link.alpha_s) * 1e6:.3g} us, {float(link.bytes_per_s) / 1e9:.3g} GB/s"
+        for link in (it.network.intra, it.network.inter)
+    )
+    runtime = f"{_ms(float(it.runtime.overhead_s))} ms a message, cycle {it.runtime.cycle_s * 1e3:g} ms, "
+    words = {
+        "computing": (f"{_ms(it.compute.mean_s)} ms ({scatter})", sources.get("computing", "as given")),
+        "on one node": (sources.get("crowding", ""),),
+        "batch": (sources.get("batch", ""),),
+        "gradients": (f"{amount(it.gradient_bytes)} {sent}, {it.algorithm}", sources.get("gradients", "")),
+        "in a node": (inside,),
+        "between nodes": (between if several else "", sources.get("network", "")),
+        "runtime": (f"{runtime}negotiation {it.runtime.negotiation}", sources.get("overhead", "as given")),
+    }
+    told = [(name, "; ".join(filter(None, each))) for name, each in words.items() if each[0]]
+    per_node = plural(it.network.workers_per_node, "worker")
+    return [
+        f"{it.scaling} scaling, computing known with batch {it.batch} per worker, {per_node} per node",
+        *to_lines(table_of(("", ""), told, texts=(0, 1)), indent=2),
+    ]
+
+
+def _ms(seconds: float) -> str:
+    return alone(seconds * 1e3) if abs(seconds) > 1e-9 else "0"
+
+
+def simulation_drawing(table: pd.DataFrame, calibration: Scenario) -> Figure:
+    """Return speedup, efficiency and the parts of the step against workers."""
+    it, sources = calibration, calibration.sources
+    names = list(map(str, dict.fromkeys(table["scenario"])))
+    looks = {
+        name: replace(look, dash=style.EXTRAPOLATED_DASH if place and look.dash == "-" else look.dash)
+        for place, (name, look) in enumerate(zip(names, style.looks_in_order(names), strict=True))
+    }
+    first = table[table["scenario"] == names[0]].assign(setting="", series=names[0], nodes=1)
+    parts = pd.concat([first.assign(part=part, seconds=first[f"{part}_s"]) for part in PARTS])
+    bars = of_bars(parts, "seconds", "Mean ms per step", most=10, parts=_SIMULATED, scale=1e3, unit="ms")
+    how: dict[str, Any] = {"rows": table, "by": "scenario", "line": True}
+    speedup = Points(y="speedup", unit="\u00d7", **how)
+    share = Points(scale=100, unit="%", **spread("efficiency", "", "_low", "_high"), **how)
+    return Figure(
+        name="simulation",
+        title="Simulated scaling",
+        caption=f"Simulated, not measured: {it.scaling} scaling, computing known with {it.batch} samples per worker, "
+        f"{plural(it.network.workers_per_node, 'worker')} per node, gradients of {it.gradient_bytes:,.0f} bytes. "
+        "Speedup is over one worker that computes alone; efficiency with the 95 % intervals of the table. Bars: the "
+        f"mean step of the first scenario. Computing from {sources.get('computing', 'given constants')}; network from "
+        f"{sources.get('network', 'given constants')}.",
+        data=table,
+        panels=[
+            Panel(layers=[Guide(slope=1.0), speedup], y="Speedup", log="xy"),
+            Panel(layers=[share], y="Efficiency / %", log="x"),
+            *bars["panels"],
+        ],
+        looks=looks,
+        shape=(3, 0.9, 0.5),
+    )

@@ -17,7 +17,7 @@ FIGURES: tuple[Callable[[Analysis], Figure | Sequence[Figure] | None], ...] = (
     *(waiting.boundary, waiting.synchronisation, scaling.forecast),
     *(convergence.learning, convergence.targets, causes.resources),
     *(scaling.epoch_time, scaling.weak_scaling, scaling.regression, waiting.transport_ratio),
-    *(waiting.batch_size, waiting.overhead, causes.losses, causes.machines),
+    *(waiting.batch_size, causes.losses, causes.machines),
     *(causes.usage, causes.load),
 )  # each returns its figure, or None where the analysis has no data for it, in the order in which a report shows them
 

@@ -1,27 +1,27 @@
-"""What takes the time: parts of a step, what more workers add to them, what the machine could do; what it costs in
-energy and worker hours against workers, with their laws; and what the machine did, against workers and over time.
+"""What takes the time of a step, what the machine could do and did, and what training costs against workers.
 
 Nothing is shown of runs on processors without an energy counter: their worker hours say what the efficiency says.
 """
 
-import math
 from collections import namedtuple
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from horovod_study.analysis.machine import resources as machine
 from horovod_study.analysis.machine.network import restored
-from horovod_study.analysis.machine.resources import SLICES
 from horovod_study.analysis.series.points import baseline_words
 from horovod_study.analysis.steps.breakdown import HOLDS_SYNC, IDEAL, MEASURED, hiding
 from horovod_study.analysis.study import Analysis
+from horovod_study.records import RunSideFiles
 from horovod_study.report import grammar as kit
 from horovod_study.report.figures.bench import drawings_of
 from horovod_study.report.figures.scaling import Side, against_workers, law_words
-from horovod_study.report.grammar import Curve, Figure, Panel, Points, of_bars, spread
+from horovod_study.report.grammar import Curve, Figure, Panel, Points, of_bars, spread, write_files
 from horovod_study.report.kit import style
 from horovod_study.report.kit.style import INK, LAPS, LapStyle, series_styles
 from horovod_study.text.numbers import MINUS
@@ -72,7 +72,6 @@ def breakdown(analysis: Analysis) -> Figure | None:
     return Figure(
         name="breakdown",
         title="Where the time of a step goes",
-        alt="Stacked bars of the mean time per step by part and number of workers; the values are in the table below.",
         caption=f"{caption} What has no room is in the CSV file.",
         data=parts[["series", "workers", "nodes", "repeats", "lap", "mean_s", "share", "note"]],
         looks=styles,
@@ -97,7 +96,6 @@ def losses(analysis: Analysis) -> Figure | None:
     return Figure(
         name="losses",
         title="What more workers add to a step",
-        alt="Stacked bars of what each part of a step grew by; the values are in its CSV file.",
         caption=f"T(N) {MINUS} T(1) by part, means per step over the timed window, ranks and repeats; T(1): the step "
         f"of {base} (for a fixed global batch divided by the workers). Numbers: sums of all parts; strokes: their "
         f"95 % intervals, where there are three repeats.{apart}",
@@ -117,28 +115,31 @@ def machines(analysis: Analysis) -> list[Figure]:
     ]
 
 
-_SIZES = {
-    "J": ((1.0, "J"), (1e-3, "mJ"), (1e-6, "\u00b5J")),
-    "hours": ((1.0, "hours"), (1 / 60, "minutes"), (1 / 3600, "seconds")),
-}
+Quantity = namedtuple("Quantity", "name label unit words scale", defaults=(1.0,))
+"""What a panel shows: its columns are NAME_median, _min and _max; its unit, and the words of the caption."""
 
 
 def resources(analysis: Analysis) -> Figure | None:
     """Return the figure of energy and worker hours; None where no energy was recorded and no run used a GPU."""
-    wanted, rows, looks = _panels(analysis), analysis.resources, style.series_styles(analysis.points)
-    if not wanted:
+    rows, word, looks = analysis.resources, hours_word(analysis), style.series_styles(analysis.points)
+    wanted = [
+        Quantity("energy_per_sample_j", "Energy per sample / mJ", "mJ", "", 1e3),
+        Quantity("worker_hours_per_epoch", f"{word} minutes per epoch", "minutes", "", 60.0),
+    ]
+    known = [each for each in wanted if rows[f"{each.name}_max"].notna().any()]
+    if not known or (known[0] is not wanted[0] and word != "GPU") or not (rows["workers"] > 1).any():
         return None
     shown = rows[rows["setting"].isin(rows.loc[rows["workers"] > 1, "setting"])]
     curves = analysis.quantity_curves[analysis.quantity_curves["series"].isin(shown["series"])]
     curves = curves[curves["target_mse"].isna()]
 
-    def layers(own: pd.DataFrame, panel: dict[str, Any]) -> Iterator[Any]:
-        how: dict[str, Any] = {"scale": 1 / panel["unit"], "unit": panel["unit_name"]}
-        law = curves[(curves["quantity"] == panel["quantity"]) & curves["series"].isin(own["series"])]
+    def layers(own: pd.DataFrame, panel: Quantity) -> Iterator[Any]:
+        how: dict[str, Any] = {"scale": panel.scale, "unit": panel.unit}
+        law = curves[(curves["quantity"] == panel.name) & curves["series"].isin(own["series"])]
         yield Curve(rows=law, y="value", low="low", high="high", how={"linewidth": 1.5}, **how)
-        yield Points(rows=own, ends=("", ""), **spread(panel["quantity"]), **how)
+        yield Points(rows=own, ends=("", ""), **spread(panel.name), **how)
 
-    laws = [(curves[curves["quantity"] == panel["quantity"]], f"{panel['label']}, ") for panel in wanted]
+    laws = [(curves[curves["quantity"] == panel.name], f"{panel.label}, ") for panel in known]
     told = [law_words(rows, looks, analysis.points, before) for rows, before in laws if len(rows)]
     read = " and ".join(devices(kind) for kind in rows["energy_of"].drop_duplicates() if kind)
     words = [
@@ -151,7 +152,7 @@ def resources(analysis: Analysis) -> Figure | None:
     frames = [shown.assign(kind="point"), curves.assign(kind="line")]
     data = pd.concat([each for each in frames if len(each)], ignore_index=True)
     how: dict[str, Any] = {"rows": shown, "data": data, "looks": looks, "base": False}
-    sides: list[Side] = [(partial(layers, panel=panel), panel["label"], {}) for panel in wanted]
+    sides: list[Side] = [(partial(layers, panel=panel), panel.label, {}) for panel in known]
     return against_workers(analysis, "resources", words, sides, title="What training costs", **how)
 
 
@@ -161,40 +162,11 @@ def hours_word(analysis: Analysis) -> str:
     return "GPU" if devices and not devices & {"", "cpu"} else "Worker"
 
 
-def scales(analysis: Analysis) -> dict[str, tuple[float, str]]:
-    """Return size and name of the units in which energy per sample and worker hours per epoch have readable numbers."""
-    found = {"energy_per_sample_j": (1.0, "J"), "worker_hours_per_epoch": (1.0, "hours")}
-    return found | {panel["quantity"]: (panel["unit"], panel["unit_name"]) for panel in _panels(analysis)}
-
-
 def devices(kinds: str) -> str:
     """Return `GPUs and processors` for the kinds of devices `gpu and package`."""
     return kinds.replace("gpu", "GPUs").replace("package", "processors") or "the devices that were read"
 
 
-def readable(kind: str, largest: float) -> tuple[float, str]:
-    """Return size and name of the unit of `J` or `hours` in which values up to `largest` are two or more."""
-    return next((each for each in _SIZES[kind] if largest >= 2 * each[0]), _SIZES[kind][-1])
-
-
-def _panels(analysis: Analysis) -> list[dict[str, Any]]:
-    """Return what is drawn: column, label of the axis, and the unit in which it can be read."""
-    rows, word = analysis.resources, hours_word(analysis)
-    nothing = rows["energy_per_sample_j_median"].isna().all() and word != "GPU"
-    if nothing or not (rows["workers"] > 1).any():
-        return []
-    columns = {"energy_per_sample_j": ("Energy per sample / {}", "J"),
-               "worker_hours_per_epoch": (f"{word} {{}} per epoch", "hours")}  # fmt: skip
-    panels = []
-    for quantity, (label, kind) in columns.items():
-        if not math.isnan(largest := float(rows[f"{quantity}_max"].max())):
-            size, name = readable(kind, largest)
-            panels.append({"quantity": quantity, "label": label.format(name), "unit": size, "unit_name": name})
-    return panels
-
-
-Quantity = namedtuple("Quantity", "name label unit words scale", defaults=(1.0,))
-"""What a panel shows: its columns are NAME_median, _min and _max; its unit, and the words of the caption."""
 _CPU = Quantity("cpu_percent_per_rank", "CPU of a rank / %", "% of a core", "CPU: of a rank and all it started")
 _RSS = Quantity("rss_mb_per_rank", "Memory of a rank / MB", "MB", "memory: resident, largest of the window")
 _GPU = Quantity("gpu_percent", "GPU use / %", "% GPU use", "GPU use: share of time in which any kernel ran")
@@ -259,12 +231,40 @@ def load(analysis: Analysis) -> Figure | None:
     return Figure(
         name="load",
         title="The machine over time",
-        alt=f"{'; '.join(panel.label for panel in panels)}: over the timed window; the values are in its CSV file.",
         caption=f"The machine over the timed window, {setting}, at the largest worker count of each series: "
-        f"{'; '.join(panel.words for panel in panels)}. The window is cut into {SLICES} stretches of equal steps. "
-        "Lines: medians over repeats; bands: lowest to highest repeat. The other cells are in the CSV file.",
+        f"{'; '.join(panel.words for panel in panels)}. The window is cut into {machine.SLICES} stretches of equal "
+        "steps. Lines: medians over repeats; bands: lowest to highest repeat. The other cells are in the CSV file.",
         data=known,
         panels=[drawn(each) for each in panels],
         looks=looks,
         shape=(2, 0.6, 0.5),
+    )
+
+
+def write_system_of(beside: RunSideFiles, directory: Path, *, look: style.FigureFormat = style.TEXT) -> list[Path]:
+    """Write the figure of each host of a run that was sampled: system-HOST.pdf, .svg, .png, .txt, .csv."""
+    made = [each for samples in beside.system.values() if (each := host_over_time(samples)).panels]
+    return write_files(made, directory, look=look) if made else []
+
+
+def host_over_time(samples: Any) -> Figure:
+    """Return one host over the run, from its first sample on; `samples`: of `records.read_system`."""
+    rows, begin_s = machine.over_time(samples), float(samples.rows["at_s"].min())
+    rows["at_s"] -= begin_s
+    looks, panels = style.looks_in_order(list(rows["line"].unique())), []
+    for label, own in list(rows.groupby("panel", sort=False))[: kit.MAX_PANELS]:
+        how = {"marker": ".", "markersize": 2, "drawstyle": "steps-pre"}  # of the time since the sample before
+        line = Curve(rows=own, y="value", x="at_s", by="line", how=how, marked=True)
+        panels.append(Panel(layers=[line], y=f"{label}", x="Seconds since the first sample"))
+    missing = "; ".join(f"{name}: {reason}" for name, reason in samples.meta["missing"].items())
+    return Figure(
+        name=f"system-{samples.host}",
+        title=f"Host {samples.host} over time",
+        caption=f"Host {samples.host} during the run, sampled every {float(samples.meta['interval_s']):g} s: the "
+        f"process trees of {plural(len(samples.meta['ranks']), 'rank')} and the host as a whole. The first step of the "
+        f"run began at {0.0 - begin_s:.3g} s. MB are 1e6 bytes." + f" Without a sensor: {missing}." * bool(missing),
+        data=rows,
+        panels=panels,
+        looks={look.label: look for look in looks},
+        shape=(2, 0.5, 0.4),
     )

@@ -103,7 +103,6 @@ def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Figure | None
     return Figure(
         name="learning",
         title="Learning curve",
-        alt=what,
         caption=f"{what} Lines: medians over repeats after equally many samples; bands: lowest to highest repeat. "
         f"{f'{floor} ' * bool(len(known))}{rest}".strip(),
         data=shown,
@@ -174,7 +173,6 @@ def targets(analysis: Analysis) -> Figure | None:
     return Figure(
         name="targets",
         title="Time to target",
-        alt="Stacked bars of the seconds to reach each target error by number of workers; the values are in the table.",
         caption="Time until the test MSE is at most the target, median run: as many samples as "
         f"{baseline_words(analysis.points, analysis.provenance['baseline'])} needs, at this throughput; further "
         "samples (below zero: fewer); and what is outside the timed window. Speedup to target = throughput ratio x "
@@ -224,7 +222,6 @@ def drawing(test: RangeTest, *, batch: int) -> Figure:
     return Figure(
         name=NAME,
         title="Learning-rate range test",
-        alt="Training loss against a rising learning rate.",
         caption="Learning-rate range test: training loss (mean square error of the normalised targets) of each of "
         f"{len(test.rates):,} steps with {batch} curves while the rate rises exponentially from {test.rates[0]:.2g} to "
         f"{test.rates[-1]:.2g}. Line: running median over {test.window} steps; what is far above is not drawn. "

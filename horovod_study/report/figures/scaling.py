@@ -12,7 +12,6 @@ from matplotlib.patches import Patch
 from horovod_study.analysis.forecast.recommendation import CURVE, FORECAST, MEASURED
 from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.series.points import alternated, baseline_words, ratios_are
-from horovod_study.analysis.steps.breakdown import IDEAL
 from horovod_study.analysis.study import Analysis
 from horovod_study.report import grammar as kit
 from horovod_study.report.grammar import Curve, Figure, Guide, Looks, Panel, Points, spread
@@ -64,7 +63,7 @@ def against_workers(
         told += [f"Baseline ({kind}): {baseline}.", kit.work_words(shown), kit.repeats_words(shown)]
     told += [kit.boundary_words(shown).strip(), kit.left_out(rows, settings).strip()]
     title, shape = name.replace("_", " ").capitalize(), (2, 0.84, 0.52)
-    how = {"title": title, "alt": what, "looks": series_styles(analysis.points), "shape": shape, **how}
+    how = {"title": title, "looks": series_styles(analysis.points), "shape": shape, **how}
     return Figure(name=name, caption=" ".join(filter(None, told)), data=data, panels=panels, **how)
 
 
@@ -181,41 +180,26 @@ def epoch_time(analysis: Analysis) -> Figure | None:
 
 
 def weak_scaling(analysis: Analysis) -> Figure | None:
-    """Return throughput and step against workers at a fixed batch of a worker; None with one count of several."""
+    """Return the throughput against workers at a fixed batch of a worker; None with one count of several."""
     points, kind = analysis.points[analysis.points["mode"] == "weak"], analysis.provenance["baseline"]
     points = points[points["series"].isin(points.loc[points["workers"] > 1, "series"])]
     known = points[points["samples_per_s_median"].notna() & (points["workers"] > 1)]
     if not len(known) or known.groupby("series")["workers"].nunique().max() < 2:
         return None
     shown, base = points[points["setting"].isin(known["setting"])], f"base_{kind}_samples_per_s"
-    steps = analysis.breakdown[
-        analysis.breakdown["lap"].eq("step") & analysis.breakdown["series"].isin(shown["series"])
-    ]
-    ideal = analysis.losses[analysis.losses["part"].eq(IDEAL) & analysis.losses["series"].isin(shown["series"])]
 
-    def of_rate(own: pd.DataFrame) -> Iterator[Any]:
+    def layers(own: pd.DataFrame) -> Iterator[Any]:
         for each in own[base].dropna().unique():
             yield Guide(label="ideal", slope=each / 1000)
         yield _rates(own[own[f"{_RATE}_median"].notna()], analysis)
 
-    def of_step(own: pd.DataFrame) -> Iterator[Any]:
-        for each in sorted(set(ideal.loc[ideal["series"].isin(own["series"]), "seconds"])):
-            yield Guide(label="ideal", level=1000 * each)
-        rows = steps[steps["series"].isin(own["series"])]
-        yield Points(rows=rows, y="mean_s", low="min_s", high="max_s", scale=1000, unit="ms per step", line=True)
-
     words = [
-        "Weak scaling: every worker keeps its batch. Ideal: N times the throughput of the baseline, and its step.",
+        "Weak scaling: every worker keeps its batch. Ideal: N times the throughput of the baseline.",
         "lowest to highest repeat",
     ]
-    sides = [(of_rate, f"1000 {analysis.rate_unit}", {"log": "xy"}), (of_step, "Mean step / ms", {"log": "x"})]
-    frames = {
-        "throughput": shown[[*_CELL, *spread(_RATE).values(), base, f"efficiency_{kind}"]],
-        "step": steps[["series", "workers", "nodes", "repeats", "mean_s", "min_s", "max_s"]],
-        "ideal step": ideal[["series", "workers", "nodes", "seconds"]].rename(columns={"seconds": "mean_s"}),
-    }
-    data = pd.concat([frame.assign(kind=name) for name, frame in frames.items()], ignore_index=True)
-    return against_workers(analysis, "weak_scaling", words, sides[: 1 + (len(steps) > 0)], rows=shown, data=data)
+    sides = [(layers, f"1000 {analysis.rate_unit}", {"log": "xy"})]
+    data = shown[[*_CELL, *spread(_RATE).values(), base, f"efficiency_{kind}"]].assign(kind="throughput")
+    return against_workers(analysis, "weak_scaling", words, sides, rows=shown, data=data)
 
 
 def regression(analysis: Analysis) -> Figure | None:

@@ -2,7 +2,7 @@
 chosen: one backend against another, and the batch of a worker with its knee and its overhead.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,10 +18,8 @@ from horovod_study.report import grammar as kit
 from horovod_study.report.figures.scaling import INTERVAL, Side, against_workers, law_words
 from horovod_study.report.grammar import Curve, Figure, Guide, Looks, Panel, Points, spread
 from horovod_study.report.kit import style
-from horovod_study.text.numbers import signed, with_interval, with_unit
+from horovod_study.text.numbers import with_interval
 from horovod_study.text.words import listed, plural
-
-_MOST_JUMPS = 6  # whose sizes the legend has
 
 
 def synchronisation(analysis: Analysis) -> Figure | None:
@@ -125,11 +123,10 @@ def boundary(analysis: Analysis) -> Figure | None:
         yield _Jumps(cells=own, rows=known[known["series"].isin(own["series"])])
 
     known = jumps[jumps["jump_s"].notna() & jumps["series"].isin(shown["series"])]
-    # An indirect jump is left out where its boundary has a direct one; of others the legend has the first.
+    # An indirect jump is left out where its boundary has a direct one.
     boundaries = pd.Series(list(zip(known["series"], known["fewer_nodes"], strict=True)), index=known.index)
     direct = known["kind"] == DIRECT
     known = known[direct | ~boundaries.isin(set(boundaries[direct]))]
-    told = known[(known["kind"] == DIRECT) | ~known.duplicated("series")].to_dict("records")
     words = [
         "Waiting for gradients per step against workers, on one and on more nodes: of each run "
         f"{'medians' if (shown['per_step'] == MEDIAN).all() else 'means'} over steps.",
@@ -137,24 +134,11 @@ def boundary(analysis: Analysis) -> Figure | None:
         "Arrows: the jump between equal workers on fewer and on more nodes." * (DIRECT in set(known["kind"])),
         "Dotted: the next worker count already needs another node: not the jump of the node alone."
         * (INDIRECT in set(known["kind"])),
-        "Sizes of the jumps: means over repeats, 95 % intervals in brackets." * bool(told),
-        f"Those of {len(told) - _MOST_JUMPS} more jumps are in the CSV file." * (len(told) > _MOST_JUMPS),
         _hidden(analysis.nodes, {series: look.label for series, look in looks.items()}),
     ]
     sides = [(layers, "Waiting for gradients / ms per step", {"beyond": None})]
     data = pd.concat([shown.assign(kind="point"), jumps.rename(columns={"kind": "jump"}).assign(kind="jump")])
-    settings = shown.drop_duplicates("series").set_index("series")["setting"]
-    named = {series: labels[series] + f", {settings[series]}" * (settings.nunique() > 1) for series in settings.index}
-    legend = []
-    for row in told[:_MOST_JUMPS]:
-        value = signed(with_unit(*(1000 * row[f"{each}_s"] for each in ("jump", "low", "high")), unit="ms"))
-        more = row["more_workers"] - row["fewer_workers"]
-        at = f"with {plural(more, 'worker')} more" if more else f"at {plural(row['more_workers'], 'worker')}"
-        text = f"{named[row['series']]}, {row['fewer_nodes']:.0f} to {row['more_nodes']:.0f} nodes: {value} {at}"
-        text += ", not resolved" * (not pd.isna(row["resolved"]) and not row["resolved"])
-        dash = (0, (1, 2)) if row["kind"] == INDIRECT else "-"
-        legend.append(kit.entry(looks[row["series"]], text, linestyle=dash, linewidth=0.9))
-    how: dict[str, Any] = {"rows": shown, "data": data, "looks": looks, "legend": legend}
+    how: dict[str, Any] = {"rows": shown, "data": data, "looks": looks}
     return against_workers(analysis, "boundary", words, sides, base=False, **how)
 
 
@@ -219,18 +203,21 @@ def transport_ratio(analysis: Analysis) -> Figure | None:
                          for side in "ba" for row in shown.to_dict("records"))  # fmt: skip
     alike, rest = len({backend for backend, _ in ways}) == 1, len(pairs) - len(kept)
     compared = [style.TRANSPORTS.get(way[1], way[1]) if alike else style.runtime_label(*way) for way in ways]
+    grey = style.SeriesStyle(label="", color=style.QUIET, marker="o", filled=True, dash="none")
     what = "One backend against another, against the number of workers: the value of the first over that of the second."
     return Figure(
         name="transport_ratio",
         title=" against ".join(compared) if len(compared) == 2 else f"Ratios of {listed(compared)}",
-        alt=what,
         caption=f"{what} Points: geometric mean over pairs of runs of the same repeat; bars: 95 % intervals (Student's "
         "t on logarithms). Filled: resolved, p below 0.05 after Holm over the worker counts."
         f"{kit.boundary_words(shown)} {kit.repeats_words(shown, 'pairs')}{_left(rest, 'pair')}",
         data=table,
         panels=panels,
         looks=looks,
-        legend=kit.judged_handles(),
+        legend=[
+            Line2D([], [], linestyle="none", **kit.marker(replace(grey, filled=filled)), label=label)
+            for filled, label in ((True, "resolved"), (False, "not resolved"))
+        ],
         shape=(2, 0.84, 0.52),
     )
 
@@ -266,54 +253,15 @@ _QUANTITIES: dict[str, tuple[tuple[str, ...], str, str, float, str]] = {
 
 
 def batch_size(analysis: Analysis) -> Figure | None:
-    """Return throughput, time per epoch and waiting against the batch of a worker; None without three batches."""
-    curves, knees = (_named(part) for part in (analysis.batch_curves, analysis.knees))
-    words = [
-        "What a larger batch gives",
-        "Throughput, time per epoch (batches times the mean step) and waiting against the batch of one worker.",
-        "Lines: the fitted step, fixed + B per_sample or max(fixed, B per_sample), the form selected by AICc; stroke: "
-        "its knee, where both costs are equal, on its 95 % interval.",
-    ]
-    made = _against_batch(analysis, "batch_size", analysis.batches, words, list(_QUANTITIES)[:3], curves, knees)
-    if made is None:
-        return None
-    curves, knees = (part[part["line"].isin(list(made.looks))].drop(columns="line") for part in (curves, knees))
-    parts = {"point": analysis.batches, "line": curves, "knee": knees}
-    data = pd.concat([part.assign(kind=kind) for kind, part in parts.items() if len(part)], ignore_index=True)
-    stroke: dict[str, Any] = {"marker": "|", "markersize": 9, "markeredgewidth": 1.6, "linewidth": 3, "alpha": 0.5}
-    knee = Line2D([], [], color=style.QUIET, label="knee, 95 % interval", **stroke)
-    legend = [knee] * bool(knees["identified"].any())
-    return replace(made, data=data, legend=legend)
+    """Return throughput, time per epoch, waiting and what is lost to one worker against the batch of a worker.
 
-
-def overhead(analysis: Analysis) -> Figure | None:
-    """Return what communication costs against the batch of a worker; None without three batches of several workers."""
-    table = analysis.batches[analysis.batches["workers"] > 1]
-    known = table[table["overhead_median"].notna() | table["lost"].notna()]
-    words = [
-        "Communication overhead against the batch",
-        "Waiting for gradients over the step, and what is lost to one worker alone at the same batch, "
-        "1 - X(N) / (N X(1)), against the batch of one worker.",
-    ]
-    none = analysis.batch_curves.iloc[:0].assign(line="")
-    return _against_batch(analysis, "overhead", known, words, list(_QUANTITIES)[2:], none, none)
-
-
-def _against_batch(
-    analysis: Analysis,
-    name: str,
-    table: pd.DataFrame,
-    words: Sequence[str],
-    quantities: Sequence[str],
-    curves: pd.DataFrame,
-    knees: pd.DataFrame,
-) -> Figure | None:
-    """Return the figure of some quantities (`words`: title, what it is, more); points without a law are joined."""
-    shown, looks, rest = _lines(analysis, table)
-    curves, knees = (part[part["line"].isin(list(looks))] for part in (curves, knees))
-    panels, (title, what, *more) = [], words
-    for quantity in quantities:
-        ends, label, unit, scale, log = _QUANTITIES[quantity]
+    None without three batches. Points without a law are joined.
+    """
+    shown, looks, rest = _lines(analysis, analysis.batches)
+    drawn = [_named(part) for part in (analysis.batch_curves, analysis.knees)]
+    curves, knees = (part[part["line"].isin(list(looks))] for part in drawn)
+    panels = []
+    for quantity, (ends, label, unit, scale, log) in _QUANTITIES.items():
         columns, law = spread(quantity, *ends), curves if quantity in curves else curves.iloc[:0]
         known = shown[shown[columns["y"]].notna()]
         fitted = known["line"].isin(law["line"])
@@ -328,9 +276,27 @@ def _against_batch(
         if len(known):
             label = label.format(rate=analysis.rate_unit)
             panels.append(Panel(layers=layers, y=label, x="Batch of one worker", log=log))
-    told = " ".join([what, f"Points: medians over repeats; bars: {INTERVAL}.", *more]) + _left(rest, "line")
-    made = Figure(name=name, title=title, alt=what, caption=told, data=table, panels=panels, looks=looks)
-    return made if panels else None
+    if not panels:
+        return None
+    what = (
+        "Throughput, time per epoch (batches times the mean step), waiting, and what is lost to one worker alone at "
+        "the same batch, 1 - X(N) / (N X(1)), against the batch of one worker."
+    )
+    parts = {"point": analysis.batches, "line": curves, "knee": knees}
+    data = [part.drop(columns="line", errors="ignore").assign(kind=kind) for kind, part in parts.items() if len(part)]
+    stroke: dict[str, Any] = {"marker": "|", "markersize": 9, "markeredgewidth": 1.6, "linewidth": 3, "alpha": 0.5}
+    knee = Line2D([], [], color=style.QUIET, label="knee, 95 % interval", **stroke)
+    return Figure(
+        name="batch_size",
+        title="What a larger batch gives",
+        caption=f"{what} Points: medians over repeats; bars: {INTERVAL}. Lines: the fitted step, fixed + B per_sample "
+        "or max(fixed, B per_sample), the form selected by AICc; stroke: its knee, where both costs are equal, on its "
+        f"95 % interval.{_left(rest, 'line')}",
+        data=pd.concat(data, ignore_index=True),
+        panels=panels,
+        looks=looks,
+        legend=[knee] * bool(knees["identified"].any()),
+    )
 
 
 def _left(rest: int, what: str) -> str:

@@ -1,5 +1,1 @@
-"""What figures and pages are made with; nothing here knows one of them.
-
-style         fonts, sizes, the colour, marker and dash of every series and of every part of a step
-files         figures and texts of one result, written into one folder; figures as PGF; tables as LaTeX, CSV and HTML
-"""
+"""What figures and pages are made with, style and files; nothing here knows one of them."""

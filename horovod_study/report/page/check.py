@@ -1,19 +1,15 @@
-"""`horovod-study report DIR --check`: everything that DIR holds, made again from the run directories and compared.
+"""`horovod-study report DIR --check`: all of DIR made again from the run directories, and compared (docs/report.md).
 
-Tables, documents, the files of figures and tables, captions and all texts of the page follow one rule
-(`audit.same_text`): numbers are equal within a tolerance, everything else is equal. Pictures are equal byte for byte
-where Matplotlib and everything below is the same as when they were drawn; elsewhere another picture of the same numbers
-would come out, and they are compared with the digests that `report` kept. What --allow accepts are doubts; every error
-stays.
+Texts follow one rule (`audit.same_text`). Pictures are equal byte for byte where Matplotlib and everything below is the
+same as when they were drawn; elsewhere they are compared with the digests that `report` kept.
 """
 
 import html
-import json
 import re
 import shlex
 import tempfile
 from collections import Counter, namedtuple
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from difflib import SequenceMatcher
@@ -28,13 +24,13 @@ from horovod_study import records
 from horovod_study.analysis import audit
 from horovod_study.analysis.audit import RULES, Fault, Study, versions
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis
-from horovod_study.config.documents import parse_json, read_bytes, read_text, shown
+from horovod_study.config.documents import read_bytes, read_text, shown
 from horovod_study.errors import RecordError, StudyError, nearest, refuse
 from horovod_study.report.kit.style import TEXT, FigureFormat
 from horovod_study.report.page.html import write_report
 from horovod_study.text.words import cut, plural, printable, wrapped
 
-_PICTURES = (".pdf", ".svg", ".png", ".pgf")
+_PICTURES = (".pdf", ".svg", ".png")
 SHOWN = 8  # findings of one kind, on the terminal
 WIDE = 100
 _PARTS = ("figures", "tables", "report.html")
@@ -325,17 +321,13 @@ def _compared(
                 continue
             again = path.read_text(encoding="utf-8")
             faults, count = _contents(name, place, again, tolerance)
-            if suffix == ".html":
-                odd = drawn_alike or bool(wanted - {drawings_digest(content.decode("utf-8"))})
-                fault = ("picture-changed", "its texts are right, its drawings or styles are not those of report")
-            else:
-                odd = drawn_alike or not audit.same_text(content.decode("utf-8"), again, tolerance)
-                fault = (
-                    "cell-differs",
-                    "its numbers are right, its bytes (marks, blank lines) are not those of report",
+            page, text = suffix == ".html", content.decode("utf-8")
+            alike = audit.same_text(text, again, tolerance) if not page else not wanted - {drawings_digest(text)}
+            if not faults and content != path.read_bytes() and (drawn_alike or not alike):
+                told = (
+                    "its texts and numbers are right, its bytes (marks, blank lines, drawings) are not those of report"
                 )
-            if odd and not faults and content != path.read_bytes():
-                faults = [Fault(name=fault[0], text=fault[1], where=name)]
+                faults = [Fault(name="picture-changed" if page else "cell-differs", text=told, where=name)]
         except RecordError as error:
             text = f"{error}".removeprefix(f"{shown(place)}: ").removesuffix("; ")
             faults, count = [Fault(name="file-missing", text=text, where=name)], 0
@@ -351,34 +343,19 @@ def _compared(
 
 def _contents(name: str, place: Path, again: str, tolerance: float) -> tuple[list[Fault], int]:
     """Compare a file with the text made again; return the findings, and how many parts were compared."""
-    kept, suffix = read_text(place, again="", missing="is not there"), place.suffix
-    if suffix == ".csv":
+    kept = read_text(place, again="", missing="is not there")
+    if place.suffix == ".csv":
         return audit.compare_tables(name, kept, again, tolerance)
-    if suffix == ".json":
-        old, new = (_leaves(text, shown(place)) for text in (kept, again))
-    elif suffix == ".html":
-        old, new = page_parts(kept), page_parts(again)
-    else:
-        old, new = ([("", line) for line in text.split("\n")] for text in (kept, again))
-    return _texts(name, old, new, tolerance), len(new)
+    parts_of = page_parts if place.suffix == ".html" else _numbered
+    new = parts_of(again)
+    return _texts(name, parts_of(kept), new, tolerance), len(new)
+
+
+def _numbered(text: str) -> list[tuple[str, str]]:
+    return [(f"line {number}", line) for number, line in enumerate(text.split("\n"), 1)]
 
 
 _UNREAD = re.compile(r"(?s)<(style|script(?![^>]*json)|svg)\b.*?(?:</\1>|\Z)")  # of a page
-_NUMERIC = re.compile(r"[-+.\d]\S*|true|false|null", re.IGNORECASE)  # a text that could be another value
-
-
-def _leaves(text: str, place: str) -> list[tuple[str, str]]:
-    """Return the values of a JSON document as texts, each with its path."""
-
-    def look(path: str, value: Any) -> Iterator[tuple[str, str]]:
-        if isinstance(value, dict | list) and value:
-            named = [(f".{name}", each) for name, each in value.items()] if isinstance(value, dict) else []
-            for name, each in named or [(f"[{number}]", each) for number, each in enumerate(value)]:
-                yield from look(f"{path}{name}".lstrip("."), each)
-        else:
-            yield path, value if isinstance(value, str) and not _NUMERIC.fullmatch(value) else json.dumps(value)
-
-    return [*look("", parse_json(text, source=place, again=""))]
 
 
 def drawings_digest(page: str) -> str:
@@ -404,14 +381,10 @@ def page_parts(text: str) -> list[tuple[str, str]]:
 
 
 def _texts(where: str, old: Sequence[Any], new: Sequence[Any], tolerance: float) -> list[Fault]:
-    """Compare the texts of two files; what stands for each other is found by difflib where there are more."""
+    """Compare the texts of two files, each after its place; what stands for each other is found by difflib."""
     pairs: list[Any] = [*zip_longest(old, new)]
-    if where.endswith(".json"):  # by their paths
-        both = dict(old), dict(new)
-        names = dict.fromkeys(name for name, _ in (*new, *old))
-        pairs = [[(name, each[name]) if name in each else None for each in both] for name in names]
-    elif len(old) != len(new):
-        blocks = SequenceMatcher(None, old, new).get_opcodes()
+    if len(old) != len(new):
+        blocks = SequenceMatcher(None, [text for _, text in old], [text for _, text in new]).get_opcodes()
         pairs = [pair for _, i, j, k, m in blocks for pair in zip_longest(old[i:j], new[k:m])]
     found = []
     for ours, theirs in pairs:
@@ -419,7 +392,7 @@ def _texts(where: str, old: Sequence[Any], new: Sequence[Any], tolerance: float)
         if kept is None or again is None or not audit.same_text(kept, again, tolerance):
             alike = [*takewhile(lambda pair: pair[0] == pair[1], zip(kept or "", again or "", strict=False))][24:]
             one, other = ("nothing" if each is None else repr(cut(each[len(alike) :], 70)) for each in (kept, again))
-            text, place = f"says {one}; the runs give {other}", (ours or theirs or ("",))[0]
+            text, place = f"says {one}; the runs give {other}", (ours or theirs)[0]
             found.append(Fault(name="cell-differs", text=text, where=where, column=place, kept=kept, again=again))
     return found
 

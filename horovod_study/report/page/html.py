@@ -33,30 +33,27 @@ from horovod_study.report.kit.files import TEMPLATES, page_file, to_html
 from horovod_study.report.kit.style import DARK, SCREEN_WIDTH_IN, series_labels
 from horovod_study.report.page.tables import (
     headline,
-    jumped,
     learned,
     outside,
     sentences,
     subheadline,
     tables,
     told_doubts,
-    waiting,
     write_tables,
 )
 from horovod_study.text.numbers import THIN, fixed, short_rate
-from horovod_study.text.tables import Cell, Column, Group, Table
-from horovod_study.text.words import cut, listed, plural
+from horovod_study.text.tables import Column, Group, Table
+from horovod_study.text.words import listed, plural
 
 OPTIONS = packaged().options
 
 MAX_CSV = 60_000  # letters of a figure's data for download; beyond, its button leads to figures/
 MAX_ROWS = 32  # of a table in sight
-MAX_DOUBTS = 5  # in sight
 
 SECTIONS = {
-    "against": ("Against the other study", "against", "", "against"),
+    "against": ("Against the other study", "", "against", ""),
     "scaling": ("Scaling", "speedup efficiency", "", ""),
-    "step": ("Inside a step", "breakdown losses", "", "losttime losttime-plain losttime-wrapped breakdown"),
+    "step": ("Inside a step", "breakdown losses", "", "losttime breakdown"),
     "nodes": ("Across nodes", "boundary", "", "boundary"),
     "synchronisation": (
         *("Synchronisation", "synchronisation transport_ratio batch_size", ""),
@@ -65,8 +62,8 @@ SECTIONS = {
     "forecast": ("Laws and forecast", "forecast", "", "forecast laws limits holdout workers"),
     "learning": ("Learning", "learning targets", "", "targets learning"),
     "resources": ("Energy and hours", "resources", "", "resources"),
-    "doubts": ("Doubts", "", "worst failed", "others"),
-    "points": ("All points, and how they were measured", "", "points turns measurement", "environment commands"),
+    "doubts": ("Doubts", "", "doubts failed", ""),
+    "points": ("All points, and how they were measured", "", "points measurement", "environment commands"),
 }
 """What follows the answer, in its order, by id: title, and the names of its figures, of its tables in sight and folded.
 
@@ -81,7 +78,7 @@ def write_report(
 
     `against`: a comparison with another study (analysis/against.py) that the page shows, too. With `second_process`
     another Python writes the figures of many points meanwhile; the program must be one that can be imported without
-    running. `how`: `look` and `pgf` as `write_figures` takes them. Raises RecordError where nothing can be written.
+    running. `how`: `look` as `write_figures` takes it. Raises RecordError where nothing can be written.
     """
     page, figures = directory / "report.html", directory / "figures"
     with ExitStack() as stack:
@@ -103,8 +100,7 @@ def write_report(
 def render(analysis: Analysis, *, against: Any = None, printed: Sequence[Table] | None = None) -> str:
     """Return the page as text; equal analyses give equal pages. `printed`: its tables, where they are made already."""
     labels, printed = series_labels(analysis.points), tables(analysis) if printed is None else printed
-    beside = [] if against is None else [compared.figure(against)]
-    figures = {each.name: _figure(each) for each in (*beside, *drawings(analysis))}
+    figures = {each.name: _figure(each) for each in drawings(analysis)}
     made = {each.name: each for each in (*printed, *_own_tables(analysis, labels, against)) if each.groups}
     script, provenance = page_file("static/report.js"), analysis.provenance
     own = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
@@ -216,11 +212,9 @@ def _leads(
     found: dict[str, Sequence[str]] = {
         "scaling": [] if "speedup" in drawn else [f"No speedup is drawn: {[*withheld, alone][0]}."],
         "step": step,
-        "nodes": jumped(analysis),
-        "synchronisation": waiting(analysis),
         "forecast": [f"No forecast of {listed([*dict.fromkeys(of)])}: {why}." for why, of in lacking.items()],
         "learning": [*learned(analysis), *([f"The same in all runs: {same}."] if same else [])],
-        "doubts": [] if "worst" in made else [passed],
+        "doubts": [] if "doubts" in made else [passed],
         "points": method,
     }
     if against is not None:
@@ -245,18 +239,11 @@ def _own_tables(analysis: Analysis, labels: Mapping[str, str], against: Any) -> 
         limits.append(Group(title=labels[series], rows=tuple((told,) for told in (*fit["doubts"], *methods))))
     limited = Table(columns=(Column("To know", "text"),), groups=tuple(limits))
     yield replace(limited, name="limits", title="What limits the fits, and how their intervals were made")
-    doubts = [
-        # A terminal has a comma between thousands, the page a narrow space everywhere.
-        (Cell(re.sub(r"(?<=\d),(?=\d{3}(?!\d))", THIN, text), cut("; ".join(names), 600)), Cell(command, remedy))
-        for text, names, remedy, command in told_doubts(analysis)
-    ]
-    commands = [(f"{command}",) for command in analysis.provenance["commands"]]
-    rest = doubts[MAX_DOUBTS:]
-    typed = (Column("Doubt", "text"), Column("What to type", "text", code=True))
-    for name, title, columns, rows in (
-        ("worst", "Before you quote a number", typed, doubts[:MAX_DOUBTS]),
-        ("others", plural(len(rest), "more doubt"), typed, rest),
-        ("commands", "Commands to repeat it", (Column("Command", "text", code=True),), commands),
-    ):
-        if rows:
-            yield Table(name=name, title=title, columns=columns, groups=(Group(title="", rows=tuple(rows)),))
+    commands = tuple((f"{command}",) for command in analysis.provenance["commands"])
+    typed = (Column("Command", "text", code=True),)
+    yield Table(
+        name="commands",
+        title="Commands to repeat it",
+        columns=typed,
+        groups=(Group(title="", rows=commands),) * bool(commands),
+    )

@@ -1,13 +1,11 @@
-"""The analysis as tables, each declared once, on the page and for a thesis as LaTeX and CSV; and in sentences.
+"""The analysis as tables, each declared once, on the page and for a thesis as LaTeX and CSV; doubts; sentences.
 
-Every number is a cell of a table or document of the analysis; here it is rounded to what its interval is worth
-(text/numbers.py) and gets its unit. CSV has the unrounded numbers. A table without data is left out, and so is a column
-without any value. Below them: doubts for a reader of the page, each with what to do and to type; sentences.
+Here a number is rounded to what its interval is worth (text/numbers.py) and gets its unit; CSV has it unrounded. What
+has no value is left out: a table, a column.
 """
 
 import math
 import re
-import shlex
 from collections import Counter, namedtuple
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +14,7 @@ from itertools import chain, repeat
 from operator import itemgetter
 from pathlib import Path
 from string import ascii_lowercase
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -27,15 +25,15 @@ from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.series.culprits import WORTH
 from horovod_study.analysis.series.points import FLAGS, REPORTED, baseline_words, ratios_are
 from horovod_study.analysis.study import Analysis
-from horovod_study.analysis.sync.synchronisation import DIRECT, INDIRECT, RESOLVED
+from horovod_study.analysis.sync.synchronisation import RESOLVED
 from horovod_study.records import COMMAND
 from horovod_study.report.figures import causes
 from horovod_study.report.kit.files import FORMS, document, write_result
 from horovod_study.report.kit.style import LAPS, series_labels
 from horovod_study.text import numbers
-from horovod_study.text.numbers import MINUS, THIN, fixed, known, percent, rounded, signed, with_interval, with_unit
-from horovod_study.text.tables import NOTHING, SCALES, Cell, Column, Row, Table, grouped, to_lines, with_columns
-from horovod_study.text.words import listed, plural
+from horovod_study.text.numbers import MINUS, THIN, fixed, known, percent, rounded, signed, with_interval
+from horovod_study.text.tables import NOTHING, SCALES, Cell, Column, Row, Table, filled, grouped, to_lines, with_columns
+from horovod_study.text.words import cut, listed, plural
 
 
 def _declared(title: str, caption: str, *columns: Column, **how: Any) -> SimpleNamespace:
@@ -56,8 +54,7 @@ def tables(analysis: Analysis, *only: str) -> list[Table]:
     # Labels as in the figures; some frames have series of their own.
     names = ("cycle", "knees", "batches", "synchronisation", "nodes", "points")
     labels = {series: label for name in names for series, label in series_labels(getattr(analysis, name)).items()}
-    asked = {name.format(**words): told for name, told in _TABLES.items()}
-    found = [_made(name, told, analysis, words, labels) for name, told in asked.items() if not only or name in only]
+    found = [_made(name, told, analysis, words, labels) for name, told in _TABLES.items() if not only or name in only]
     return [table for table in found if table is not None]
 
 
@@ -75,12 +72,14 @@ def write_tables(made: Sequence[Table], directory: Path) -> list[Path]:
 def _words(analysis: Analysis) -> dict[str, str]:
     """Return what stands for the names in braces of titles, captions, heads, sources and units."""
     base = analysis.provenance["baseline"]
-    other = {"plain": "wrapped", "wrapped": "plain"}[base]
-    plain = "one plain worker without a communication library"
-    over = {"base": base, "other": other, "ratios": ratios_are(analysis.points), "rate": analysis.rate_unit}
-    over |= {f"over_{name}": baseline_words(analysis.points, over[name], plain=plain) for name in ("base", "other")}
-    over["worker"] = causes.hours_word(analysis)
-    return over | {quantity: unit for quantity, (_, unit) in causes.scales(analysis).items()}
+    return {
+        "base": base,
+        "other": {"plain": "wrapped", "wrapped": "plain"}[base],
+        "over_base": baseline_words(analysis.points, base, plain="one plain worker without a communication library"),
+        "ratios": ratios_are(analysis.points),
+        "rate": analysis.rate_unit,
+        "worker": causes.hours_word(analysis),
+    }
 
 
 def _made(
@@ -117,7 +116,7 @@ def _made(
     for row in rows.to_dict("records"):  # of all at once: for a group of a few rows it takes as long
         parts.setdefault(f"{row[by]}" if by else "", []).append(row)
     kept = [column for column in told.keep.split() or rows.columns if column in rows and not column.startswith("_")]
-    table = Table(
+    return filled(Table(
         name=name,
         title=told.title.format(**words),
         caption=told.caption.format(**words),
@@ -125,11 +124,7 @@ def _made(
         groups=grouped(columns, ((title(group, own[0]) if by else "", own) for group, own in parts.items())),
         data=rows[kept].reset_index(drop=True) if data is None else data,
         notes=notes,
-    )
-    texts = [{row[place] for group in table.groups for row in group.rows} for place in range(len(columns))]
-    return with_columns(
-        table, [place for place, column in enumerate(columns) if not texts[place] <= {NOTHING, "", column.usual}]
-    )
+    ))  # fmt: skip
 
 
 def _points(analysis: Analysis) -> pd.DataFrame:
@@ -180,16 +175,16 @@ def _laws(analysis: Analysis) -> pd.DataFrame:
     return pd.DataFrame(rows, dtype=object)  # cells stay cells
 
 
-def _laps(kind: str, analysis: Analysis) -> pd.DataFrame:
-    """Return the laps of each cell in ms, or their growth over a baseline, with their shares below, or why unknown.
+def _laps(analysis: Analysis, *, grown: bool = False) -> pd.DataFrame:
+    """Return the laps of each cell in ms, or their growth over the baseline, with their shares below, or why unknown.
 
     All numbers of a row end at the same digit, so that they add up.
     """
     names, share = ["mean_s", "min_s", "max_s"], "share"
-    if kind:
-        base = _words(analysis)[kind]
+    if grown:
+        base = analysis.provenance["baseline"]
         names, share = [f"minus_{base}_{end}" for end in ("s", "low_s", "high_s")], f"growth_{base}"
-    parts = analysis.breakdown[analysis.breakdown["workers"] > bool(kind)]
+    parts = analysis.breakdown[analysis.breakdown["workers"] > grown]
     rows, cells = [], dict[Any, dict[str, dict[Any, Any]]]()
     for row in parts.to_dict("records"):
         cells.setdefault((row["series"], row["workers"], row["nodes"]), {})[row["lap"]] = row
@@ -241,6 +236,12 @@ def _side(side: str, row: Row) -> str:
     return Cell(place(*(row[f"{side}_{name}"] for name in ("workers", "nodes", "per_node"))), f"{row[f'{side}_path']}")
 
 
+def _resolved(row: Row) -> str:
+    """Return whether a jump is resolved; where waiting is hidden inside the step, that of the step."""
+    resolved = row["resolved" if known(row["jump_s"]) else "step_resolved"]
+    return {True: "resolved", False: "not resolved"}.get(resolved, NOTHING)
+
+
 def _transports(analysis: Analysis) -> pd.DataFrame:
     pairs, labels = analysis.transports, series_labels(analysis.synchronisation)
     names, rates = pairs[["a", "b"]].replace(labels), pairs["quantity"] == "samples_per_s"
@@ -268,13 +269,7 @@ def _forecast(analysis: Analysis) -> pd.DataFrame:
 def _holdout(analysis: Analysis) -> pd.DataFrame:
     rows, data = [], []
     for series, scored in analysis.holdout["series"].items():
-        rolling, under = scored["rolling"], ""
-        if rolling is not None and rolling["targets"] > sum(each["law"] == COMBINED for each in scored["forecasts"]):
-            under = (
-                f"hiding one count, then two, and so on: {plural(rolling['targets'], 'forecast')}, median error "
-                f"{percent(rolling['median_ape'])}, {percent(rolling['coverage'])} in the interval"
-            )
-        shared = {"series": series, "_under": under, "_doubts": scored["doubts"]}
+        shared = {"series": series, "_doubts": scored["doubts"]}
         if scored["why_not"]:
             told = Cell(f"not scored: {scored['why_not']}", warning=True, page_only=True)
             rows.append({**shared, "_method": told})
@@ -364,17 +359,21 @@ def _environment(analysis: Analysis) -> pd.DataFrame:
     return table
 
 
+def _doubts(analysis: Analysis) -> pd.DataFrame:
+    rows = []
+    for place, (text, names, remedy, command) in enumerate(told_doubts(analysis), 1):
+        # A terminal has a comma between thousands, the page a narrow space everywhere.
+        shown = Cell(re.sub(r"(?<=\d),(?=\d{3}(?!\d))", THIN, text), cut("; ".join(names), 600))
+        rows.append({"_number": place, "doubt": text, "_doubt": shown, "_type": Cell(command, remedy)})
+    return pd.DataFrame(rows, dtype=object)  # cells stay cells
+
+
 _PLACE = (Column("Workers", "count", "workers", names=True), Column("Nodes", "count", "nodes", usual="1"))
 _REPEATS = Column("Repeats", "count", "repeats")
 _95 = "Brackets: 95 % intervals"
-_HOURS = "{worker_hours_per_epoch}"
 _RATES = "samples_per_s_median samples_per_s_ci95_low samples_per_s_ci95_high"
 _HEADS = {"sync": "Waiting", "residual": "Unex-\nplained"}
 _LAPS = [Column(_HEADS.get(lap, lap.capitalize()), "number", itemgetter(lap), "ms") for lap in LAPS]
-_GROWTH = (
-    "T(N) \u2212 T(1), over the step of {{{}}} (with a fixed global batch: over that step / N), and the part of each "
-    f"lap in it. {_95}."
-)
 
 _TABLES: Mapping[str, SimpleNamespace] = {
     "points": _declared(
@@ -403,24 +402,6 @@ _TABLES: Mapping[str, SimpleNamespace] = {
         "efficiency_wrapped_low efficiency_wrapped_high karp_flatt waiting_share outside_share_median "
         "whole_samples_per_s_median flags reasons",
     ),
-    "turns": _declared(
-        "Speedups from turns",
-        "Ratios to {over_base} within rounds of cells that alternate. Error of rounds: the standard error that they "
-        "alone leave; launches: the standard deviation of what new processes change; cancelled: the share of both "
-        f"cells' scatter that is not in their ratio. {_95}.",
-        *_PLACE,
-        Column("Launches", "count", "turns_launches"),
-        Column("Rounds", "count", "turns_rounds"),
-        Column("Set\naside", "count", "turns_set_aside"),
-        Column("Speedup", "interval", "speedup_{base}", strong=True),
-        Column("Scatter\nof a round", "number", "turns_round_sd", "%", digits=2),
-        Column("Memory", "number", "turns_memory", "rounds", digits=2),
-        Column("Error\nof rounds", "number", "turns_round_error", "%", digits=2),
-        Column("Launches\ndiffer by", "number", "turns_launch_sd", "%", digits=2),
-        Column("Cancelled", "number", "turns_cancelled", "%", digits=2),
-        frame="points",
-        need="turns_launches",
-    ),
     "laws": _declared(
         "Fitted scaling laws",
         f"Least squares on the median speedups over {{over_base}}; AICc compares laws of one series. {_95}. Linear: "
@@ -441,32 +422,14 @@ _TABLES: Mapping[str, SimpleNamespace] = {
         "the end of a worker's own backward pass until the averaged gradients are there. A dash: inside the part "
         "before, or not recorded. Compute: one CUDA graph of forward and backward, of a worker alone with the update.",
         *(*_PLACE, _REPEATS, Column("Step", "interval", itemgetter("whole"), "ms"), *_LAPS),
-        rows=partial(_laps, ""),
+        rows=_laps,
     ),
-    **{
-        name: _declared(
-            f"What more workers add to a step, over one {{{kind}}} worker",
-            _GROWTH.format(f"over_{kind}"),
-            *(*_PLACE, _REPEATS, Column("Together", "interval", itemgetter("whole"), "ms"), *_LAPS),
-            rows=partial(_laps, kind),
-        )
-        for name, kind in (("losttime", "base"), ("losttime-{other}", "other"))
-    },
-    "balance": _declared(
-        "Balance between the workers",
-        "Medians over repeats. Parallel efficiency = load balance (mean over largest useful time of a worker) times "
-        "communication efficiency (largest useful time over run time), after POP. Skew: from the mean to the last "
-        "worker's gradients, per step.",
-        *_PLACE,
-        _REPEATS,
-        Column("Load\nbalance", "number", "load_balance_median", "%"),
-        Column("Communication\nefficiency", "number", "communication_efficiency_median", "%"),
-        Column("Parallel\nefficiency", "number", "parallel_efficiency_median", "%"),
-        Column("Skew", "number", "skew_s_median", "ms", digits=2),
-        frame="points",
-        need="parallel_efficiency_median",
-        keep="series workers nodes repeats load_balance_median communication_efficiency_median "
-        "parallel_efficiency_median skew_s_median",
+    "losttime": _declared(
+        "What more workers add to a step",
+        "T(N) \u2212 T(1), over the step of {over_base} (with a fixed global batch: over that step / N), and the part "
+        f"of each lap in it. {_95}.",
+        *(*_PLACE, _REPEATS, Column("Together", "interval", itemgetter("whole"), "ms"), *_LAPS),
+        rows=partial(_laps, grown=True),
     ),
     "synchronisation": _declared(
         "Waiting for gradients",
@@ -494,7 +457,7 @@ _TABLES: Mapping[str, SimpleNamespace] = {
         Column("Jump", "change", "jump_s low_s high_s", "ms", strong=True),
         Column("Beyond\ngrowth", "change", "beyond_s beyond_low_s beyond_high_s", "ms", page_only=True),
         Column("Jump of\nthe step", "interval", "step_jump_s step_low_s step_high_s", "ms", page_only=True),
-        Column("Verdict", "text", lambda row: {True: "resolved", False: "not resolved"}.get(row["resolved"], NOTHING)),
+        Column("Verdict", "text", _resolved),
     ),
     "transports": _declared(
         "Backends compared, pair by pair",
@@ -622,11 +585,11 @@ _TABLES: Mapping[str, SimpleNamespace] = {
         *_PLACE,
         _REPEATS,
         Column("Power", "number", "power_w_median", "W"),
-        Column("Energy\nper sample", "interval", "energy_per_sample_j", "{energy_per_sample_j}", strong=True),
+        Column("Energy\nper sample", "interval", "energy_per_sample_j", "mJ", strong=True),
         Column("Energy\nratio", "interval", "energy_ratio"),
         Column("Speedup\nper joule", "number", "speedup_per_joule", page_only=True),
-        Column("{worker} time\nper epoch", "interval", "worker_hours_per_epoch", _HOURS, strong=True),
-        Column("{worker} time\nof a run", source="worker_hours_of_run_median", unit=_HOURS, page_only=True),
+        Column("{worker} time\nper epoch", "interval", "worker_hours_per_epoch", "minutes", strong=True),
+        Column("{worker} time\nof a run", source="worker_hours_of_run_median", unit="minutes", page_only=True),
         rows=_resources,
     ),
     "measurement": _declared(
@@ -652,12 +615,11 @@ _TABLES: Mapping[str, SimpleNamespace] = {
     ),
     "doubts": _declared(
         "Doubts",
-        "What the analysis found that a reader must know before quoting a number.",
+        "What the analysis found that a reader must know before quoting a number, the worst first.",
         Column("No.", "count", "_number"),
-        Column("Doubt", "text", "doubt", wrap=0.9),
-        rows=lambda analysis: pd.DataFrame(
-            [{"_number": place, "doubt": text} for place, (text, *_) in enumerate(told_doubts(analysis), 1)]
-        ),
+        Column("Doubt", "text", "_doubt", wrap=0.9),
+        Column("What to type", "text", "_type", code=True, page_only=True),
+        rows=_doubts,
     ),
     "failed": _declared(
         "Runs without a result",
@@ -709,22 +671,14 @@ def names_of(analysis: Analysis) -> dict[str, str]:
 
 def told_doubts(analysis: Analysis) -> list[ToldDoubt]:
     """Return the doubts of a study as the page tells them, the worst first."""
-    runs, found = analysis.runs, dict[str, str]()  # the run with most workers of each series, and by "" of all
-    if {"series", "run", "study", "status"} <= set(runs.columns):
-        done = runs[(runs["status"] == "done") & (runs["study"] != "train")].sort_values("workers", kind="stable")
-        for series, study, run in done[["series", "study", "run"]].itertuples(index=False):
-            within = run if run.startswith(f"{study}/") else f"{study}/{run}"
-            found[series] = found[""] = shlex.quote(f"runs/{within}")
-    return doubts_of(analysis.provenance, names_of(analysis), found)
+    return doubts_of(analysis.provenance, names_of(analysis))
 
 
-def doubts_of(
-    provenance: Mapping[str, Any], labels: Mapping[str, str], runs: Mapping[str, str] = MappingProxyType({})
-) -> list[ToldDoubt]:
-    """Return the doubts of Analysis.provenance, the worst first; `labels`: names_of, `runs`: a run of each series.
+def doubts_of(provenance: Mapping[str, Any], labels: Mapping[str, str]) -> list[ToldDoubt]:
+    """Return the doubts of Analysis.provenance, the worst first; `labels`: names_of.
 
     A doubt that SHARED series have in common stands at the place of the first, with their names. Commands name the
-    files of the study or of the table where those that made it name one, and the run with most workers.
+    files of the study or of the table where those that made it name one.
     """
     doubts, kinds = provenance["doubts"], provenance.get("doubt_kinds") or ()
     ranks, files = list(REMEDIES), _files(provenance.get("commands") or ())
@@ -743,9 +697,7 @@ def doubts_of(
         remedy, command = REMEDIES[kind]
         if "table" in kinds and kind != "table":  # which no study can measure again
             remedy, command = "add what is missing to the table, each as a row of its own", _TABLE
-        of = series.search(doubt)
-        run = runs.get(of[0] if of else "", runs.get("", "RUN_DIR"))
-        for unknown, path in (files | {"RUN_DIR": run}).items():
+        for unknown, path in files.items():
             command = command.replace(unknown, path)
         told = series.sub(lambda hit: labels[hit[0]], told)
         found.setdefault(told, (ranks.index(kind), ToldDoubt(told, names, remedy, command)))
@@ -896,43 +848,23 @@ def _worth(analysis: Analysis, found: Mapping[str, Any]) -> str:
 
 
 def learned(analysis: Analysis) -> list[str]:
-    """Return what was learned and how soon, in plain sentences."""
-    best, labels, text = _best(analysis), series_labels(analysis.points), []
+    """Return in a sentence the best that was learned; none where nothing was."""
+    best, labels = _best(analysis), series_labels(analysis.points)
     if best is None:
         return []
     floor = f"; the statistical floor of the test curves is {numbers.scientific(best['floor_mse'])}, an efficiency of "
     floor = f"{floor}{percent(best['efficiency'])}" * known(best["floor_mse"])
-    text.append(
-        f"The smallest test MSE is {numbers.scientific(best['best_mse_median'], 3)}, reached by {_who(best, labels)} "
+    return [
+        f"The smallest test MSE is {numbers.scientific(best['best_mse_median'], 3)}, reached by "
+        f"{labels[best['series']]}, {plural(best['workers'], 'worker')} ({best['setting']}) "
         f"after {best['best_epoch']:.3g} epochs and {rounded(best['best_train_s'], 3)}{THIN}s of training{floor}."
-    )
-    table = analysis.targets
-    met = table[(table["workers"] > 1) & table["speedup"].notna()]
-    if len(met):
-        met = met[met["target_mse"] == met["target_mse"].min()]
-        row = met.sort_values(["workers", "speedup"], ascending=False, kind="stable").iloc[0]
-        text.append(
-            f"A test MSE of {numbers.scientific(row['target_mse'])} takes {_who(row, labels)} "
-            f"{rounded(row['train_s'], 3)}{THIN}s, "
-            f"{with_interval(row['speedup'], row['speedup_low'], row['speedup_high'])} times as fast as "
-            f"{_BASES[row['base']]}: {numbers.number(row['throughput_ratio'])} times the throughput, and a statistical "
-            f"efficiency of {numbers.number(row['statistical_efficiency'])}."
-        )
-    if censored := int(table["censored"].astype(bool).sum()):
-        text.append(f"{censored} of {len(table)} times to target are lower bounds only: the target was not met.")
-    return text
+    ]
 
 
 def _best(analysis: Analysis) -> Any:
     """Return the row of the smallest test MSE, or None."""
-    table = analysis.learning[analysis.learning["best_mse_median"].notna()]
-    if table.empty:
-        return None
-    return table.sort_values(["best_mse_median", "best_train_s"], kind="stable").iloc[0]
-
-
-def _who(row: Any, labels: Mapping[str, str]) -> str:
-    return f"{labels[row['series']]}, {plural(row['workers'], 'worker')} ({row['setting']})"
+    known = analysis.learning[analysis.learning["best_mse_median"].notna()]
+    return known.sort_values(["best_mse_median", "best_train_s"], kind="stable").iloc[0] if len(known) else None
 
 
 def sentences(analysis: Analysis) -> list[list[str]]:
@@ -1005,78 +937,14 @@ def _step(found: Mapping[str, Any], labels: Mapping[str, str]) -> list[str]:
     step = found["step"]
     if step is None or found["workers"] == 1:
         return []
-    share, grown = step["share"]["sync"], step["grown_s"]
-    growth = {lap: part for lap, part in step["growth"].items() if part is not None}
+    share = step["share"]["sync"]
     wait = (
         "the wait for gradients cannot be separated" if share is None else f"{percent(share)} of it waits for gradients"
     )
-    text = (
+    return [
         f"A step with {plural(found['workers'], 'worker')} over {labels[found['series'][0]['series']]} takes "
-        f"{numbers.milliseconds(step['step_s'])}{THIN}ms; {wait}"
-    )
-    if growth and grown is not None and grown > 0:
-        lap, part = max(growth.items(), key=lambda each: each[1])
-        than = "an ideal share of the baseline's step" if found["mode"] == "strong" else "the step of the baseline"
-        text += (
-            f". That is {numbers.milliseconds(grown)}{THIN}ms longer than {than}; what grew most is "
-            f"{LAPS[lap].label.removesuffix(' (sync)')}, by {numbers.milliseconds(part * grown)}{THIN}ms"
-        )
-    return [f"{text}."]
-
-
-def waiting(analysis: Analysis) -> list[str]:
-    """Return what waiting takes at their largest counts in the three series that it takes the most of."""
-    cells, labels = analysis.synchronisation, series_labels(analysis.synchronisation)
-    cells = cells[cells["sync_s_median"].notna() & (cells["workers"] > 1)]
-    largest = cells.sort_values("workers", kind="stable").drop_duplicates("series", keep="last").sort_index()
-    largest = largest.sort_values("share_median", ascending=False, kind="stable").head(3)
-    found = []
-    for row in largest.to_dict("records"):
-        wait, epoch = (
-            [row[f"{name}_{end}"] for end in ("median", "low", "high")] for name in ("sync_s", "sync_per_epoch_s")
-        )
-        told = with_unit(*(1000 * each for each in wait), unit="ms")
-        text = (
-            f"{named(labels, row)}, {plural(row['workers'], 'worker')}: in the median repeat waiting for gradients "
-            f"takes {told} of a mean step, {percent(row['share_median'])}"
-        )
-        if math.isfinite(epoch[0]):
-            text += f", and {with_unit(*epoch, unit='s')} of an epoch of {row['batches_per_epoch']:.0f} batches"
-        found.append(f"{text}.")
-    return found
-
-
-def named(labels: Mapping[str, str], row: Mapping[Any, Any]) -> str:
-    """Return the name of a row's series, with its setting."""
-    return ", ".join(filter(None, (labels[row["series"]], row["setting"])))
-
-
-def jumped(analysis: Analysis) -> list[str]:
-    """Return what the first node boundary of each series adds to a step, one sentence per series."""
-    labels = series_labels(analysis.nodes)
-    found = []
-    for _, rows in analysis.boundary.groupby("series", sort=False):
-        first = rows[rows["fewer_nodes"] == rows["fewer_nodes"].min()]
-        direct = first[first["kind"] == DIRECT]
-        row = (direct if len(direct) else first).to_dict("records")[-1]
-        hidden = not math.isfinite(row["jump_s"])  # then it is the whole step
-        start, part = ("step_", "step") if hidden else ("", "sync")
-        what = "step, in which synchronisation is hidden," if hidden else "wait for gradients per step"
-        jump, low, high = (1000 * row[f"{start}{each}_s"] for each in ("jump", "low", "high"))
-        fewer, more = (
-            place(*(row[f"{side}_{name}"] for name in ("workers", "nodes", "per_node")))
-            + (f" over {row[f'{side}_path']}" if row[f"{side}_path"] else "")
-            for side in ("fewer", "more")
-        )
-        before, after = (numbers.milliseconds(row[f"{side}_{part}_s"]) for side in ("fewer", "more"))
-        resolved = row[f"{start}resolved"]
-        verdict = "too few repeats to tell" if pd.isna(resolved) else "resolved" if resolved else "not resolved"
-        mixed = "; part of it is due to the further workers" if row["kind"] == INDIRECT else ""
-        found.append(
-            f"{named(labels, row)}: from {fewer} to {more} the {row['per_step']} {what} goes from {before}{THIN}ms to "
-            f"{after}{THIN}ms, by {signed(with_unit(jump, low, high, unit='ms'))} ({verdict}){mixed}."
-        )
-    return found
+        f"{numbers.milliseconds(step['step_s'])}{THIN}ms; {wait}."
+    ]
 
 
 def answer_lines(analysis: Analysis) -> list[str]:
