@@ -461,7 +461,7 @@ def test_what_a_partition_says_is_looked_at(tmp_path: Path, monkeypatch: pytest.
     asked: list[tuple[Machine, dict[str, int]]] = []
     monkeypatch.setattr(doctor, "diagnosis", lambda here, slots: asked.append((here, slots)))
     both = (Host(name="a", slots=1), Host(name="b", slots=1))
-    where = {"name": "pair", "scheduler": "ssh", "cores_per_node": 1, "hosts": both, "interface": "ib0"}
+    where: dict[str, Any] = {"name": "pair", "scheduler": "ssh", "cores_per_node": 1, "hosts": both, "interface": "ib0"}
     pair = Partition(**where, environment={"NCCL_IB_DISABLE": "1"})
     monkeypatch.setenv("SLURM_JOB_ID", "9")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
