@@ -3,11 +3,10 @@
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,31 +33,28 @@ class Place:
         for name in TOOLS.split():
             (root / "tools" / name).symlink_to(shutil.which(name) or "")
 
-    def program(self, name: str, text: str, *, beside: bool = False) -> Path:
-        """Put a shell script on PATH, or beside Python."""
-        path = self.root / ("bin" if beside else "site") / name
-        path.write_text(f"#!/bin/sh\n{text}\n")
-        path.chmod(0o755)
-        return path
-
-    def file(self, name: str, text: str) -> None:
-        path = self.root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{text}\n")
+    def plant(self, things: dict[str, str]) -> None:
+        """Put in place files (a/b), variables (A_B) and shell scripts (a): python beside itself, others on PATH."""
+        for name, text in things.items():
+            text = text.replace("ROOT", str(self.root))
+            if name.replace("_", "").isupper():
+                self.environ[name] = text
+                continue
+            path = self.root / (name if "/" in name else f"{'bin' if name == 'python' else 'site'}/{name}")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{text}\n" if "/" in name else f"#!/bin/sh\n{text}\n")
+            path.chmod(0o755)
 
     def look(self, **how: Any) -> Machine:
         own = {"environ": self.environ, "runs": self.root / "runs", "python": str(self.root / "bin" / "python")}
         return Machine(**{**own, **how})
 
-    def row(self, row: Check) -> Check:
-        command = row.command.replace("/sys/", f"{self.root}/sys/").replace("/proc/", f"{self.root}/proc/")
-        return row._replace(command=command)
-
     def judged(self, name: str, **how: Any) -> str:
         """Return the verdict and the words of one check, with the remedy; "": it says nothing."""
         [row] = [each for each in doctor.table() if each.name == name and each.area != "ssh"]
+        row = row._replace(command=re.sub("(?=/sys/|/proc/)", str(self.root), row.command))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(doctor, "table", lambda: (self.row(row),))
+            patch.setattr(doctor, "table", lambda: (row,))
             found = doctor.diagnosis(self.look(**how), {})
         return "; ".join(f"{each.verdict}: {each.what}{each.remedy and f' -> {each.remedy}'}" for each in found)
 
@@ -113,201 +109,7 @@ def test_the_examination_needs_no_pytorch(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["findings"]
 
 
-# --------------------------------------------------------------------------------------------- software and machine
-
-
-@pytest.mark.parametrize(
-    ("name", "programs", "found"),
-    [
-        ("mpirun", {}, "warning: neither beside Python nor on PATH"),
-        ("mpirun", {"mpirun": "echo 'mpirun (Open MPI) 4.1.8'"}, "ok: ROOT/site/mpirun; mpirun (Open MPI) 4.1.8"),
-        ("mpirun", {"mpirun": "printf 'HYDRA build details:\\n  Version:    4.2.1\\n'"}, "ok: ROOT/site/mpirun"),
-        ("options", {"mpirun": "echo 'mpirun (Open MPI) 5.0.3'"}, "fail: ROOT/site/mpirun; mpirun (Open MPI) 5.0.3:"),
-        ("options", {"mpirun": "echo 'mpirun (Open MPI) 4.1.8'"}, "ok"),
-        ("options", {}, ""),
-        ("two ranks", {"mpirun": "echo 2 see each other"}, "ok: 2 see each other"),
-        ("two ranks", {"mpirun": "echo 1 see each other; echo 1 see each other"}, "fail: 1 see each other; 1 see"),
-        ("two ranks", {"mpirun": "echo 'ImportError: libmpi.so.40: no' >&2; exit 1"}, "fail: ImportError: libmpi"),
-        ("loads", {"python": "echo PyTorch 2.13.0 for CPUs"}, "ok: PyTorch 2.13.0 for CPUs"),
-        ("loads", {"python": "echo 'OSError: libc10.so: no' >&2; exit 1"}, "fail: OSError: libc10.so: no"),
-        ("starts", {"python": "echo installed: 0.28.1"}, "ok: installed: 0.28.1"),
-        ("starts", {"python": "echo 'ImportError: x.so: undefined symbol: _ZN3' >&2; exit 1"}, "fail: ImportError: x"),
-        ("driver", {}, "ok: no GPU here"),
-        ("driver", {"nvidia-smi": "echo H200, 550.1; echo H200, 550.1"}, "ok: H200, 550.1; H200, 550.1"),
-        ("driver", {"nvidia-smi": "true"}, "fail: its module is loaded, but nvidia-smi is not on PATH, or lists"),
-        ("driver", {"nvidia-smi": "echo 'NVML: version mismatch' >&2; exit 18"}, "fail: NVML: version mismatch"),
-        ("holders", {}, ""),
-        ("holders", {"nvidia-smi": "true"}, ""),
-        ("holders", {"nvidia-smi": "echo python, 4711"}, "warning: python, 4711: others hold GPUs"),
-        ("packages", {"python": "echo torch 2.13.0; echo horovod missing"}, "ok: torch 2.13.0; horovod missing"),
-        ("packages", {"python": "echo numpy 2; echo torch missing"}, "fail: numpy 2; torch missing"),
-    ],
-)  # fmt: skip
-def test_programs(place: Place, name: str, programs: dict[str, str], found: str) -> None:
-    for each, text in programs.items():
-        place.program(each, text, beside=each == "python")
-
-    said = place.judged(name)
-
-    assert said.startswith(found.replace("ROOT", str(place.root))) and bool(said) == bool(found)
-
-
-def test_a_driver_without_its_program(place: Place) -> None:
-    place.file("proc/driver/nvidia/version", "NVRM")
-    assert place.judged("driver").startswith("fail: : its module is loaded".replace(": :", ":"))
-
-
-def test_each_build_of_horovod_is_started(place: Place) -> None:
-    place.file("lib/horovod-builds/nccl/horovod/__init__.py", "")
-    place.program("python", 'echo "$3"', beside=True)
-    assert place.judged("starts").startswith(f"ok: installed; {place.root}/bin/../lib/horovod-builds/nccl")
-
-
-def test_what_pythonpath_hides(place: Place) -> None:
-    (place.root / "other" / "torch").mkdir(parents=True)
-    place.environ["PYTHONPATH"] = f"{place.root}:{place.root / 'other'}"
-    assert place.judged("PYTHONPATH").startswith(f"warning: {place.root / 'other'} puts its torch before")
-
-
-def test_cores_quota_and_memory(place: Place) -> None:
-    place.program("nproc", "echo 4")
-    assert place.judged("cores", workers=4) == "ok: 4 cores for 4 workers"
-    assert place.judged("cores", workers=5).startswith("warning: 4 cores for 5 workers: they would share")
-    place.file("proc/self/cgroup", "0::/job/step")
-    assert place.judged("quota") == ""
-    for name, most in (("job/step/cpu.max", "max"), ("cpu.max", "150000")):
-        place.file(f"sys/fs/cgroup/{name}", f"{most} 100000")
-    assert place.judged("quota").startswith("warning: the time of 1.5 of 4 cores: the control group stops workers")
-    place.file("sys/fs/cgroup/job/step/cpu.max", "50000 100000")
-    assert "0.5 of 4 cores" in place.judged("quota")
-    for free, verdict in ((8_000_000, "ok: 8000 MB"), (400_000, "warning: 400 MB free: a worker takes about 500")):
-        place.file("proc/meminfo", f"MemTotal: 9 kB\nMemAvailable:   {free} kB")
-        assert place.judged("memory").startswith(verdict)
-    for free, verdict in ((2**25, "ok"), (2**16, "warning: 65 MB in /dev/shm: MPI and NCCL exchange through it")):
-        place.program("df", f"echo Filesystem; echo shm 9 9 {free} 1% /dev/shm")
-        assert place.judged("/dev/shm").startswith(verdict)
-
-
-def test_who_computes(place: Place) -> None:
-    for busy, verdict in ((1, "ok"), (100, "warning: other programs use 2.0 cores")):
-        place.file("proc/stat", "cpu 0 0 0 0 0 0 0 0")
-        place.program("sleep", f"echo cpu {busy} 0 0 900 0 0 0 0 > {place.root}/proc/stat")
-        assert place.judged("load").startswith(verdict)
-    place.file("proc/stat", "cpu 0 0 0 0 0 0 0 0")
-    assert place.judged("load", partition=MAIN).startswith("ok"), "jobs run on other nodes"
-
-
-def test_infiniband_and_the_memory_that_may_be_locked(place: Place) -> None:
-    assert place.judged("InfiniBand") == "ok: none: TCP between hosts" and place.judged("locked memory") == ""
-    place.file("sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN")
-    assert place.judged("InfiniBand").startswith("warning: no port is active: libraries take TCP")
-    place.file("sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE")
-    assert place.judged("InfiniBand").startswith(
-        f"ok: {place.root}/sys/class/infiniband/mlx5_0/ports/1/state:4: ACTIVE"
-    )
-    assert place.judged("locked memory").split(":")[0] in ("ok", "warning")
-
-
-# -------------------------------------------------------------------------------------------- network and folder
-
-ETH, BOTH = {"eth0": "10.0.0.1"}, {"eth0": "10.0.0.1", "ib0": "10.1.0.1"}
-PSUTIL = """
-from types import SimpleNamespace as S
-cards = {cards!r}
-net_if_stats = lambda: {{name: S(isup=name != "down") for name in cards}}
-net_if_addrs = lambda: {{name: [S(family=S(name="AF_INET"), address=each)] for name, each in cards.items()}}
-"""
-
-
-@pytest.mark.parametrize(
-    ("name", "cards", "how", "verdict"),
-    [
-        ("interfaces", ETH, {"several": True}, "ok: eth0 10.0.0.1"),
-        ("interfaces", {}, {}, ""),
-        ("interfaces", {}, {"several": True}, "fail: what is to be used between the hosts is not up"),
-        ("interfaces", ETH, {"interface": "ib0"}, "fail: eth0 10.0.0.1: what is to be used between the hosts is not"),
-        ("interfaces", BOTH, {"interface": "ib0"}, "ok"),
-        ("choice", BOTH, {"several": True}, "warning: eth0 10.0.0.1; ib0 10.1.0.1; each library chooses by itself"),
-        ("choice", BOTH, {"several": True, "interface": "ib0"}, "ok"),
-        ("choice", BOTH, {}, "ok"),
-    ],
-)
-def test_interfaces(place: Place, name: str, cards: dict[str, str], how: Any, verdict: str) -> None:
-    place.file("fake/psutil.py", PSUTIL.format(cards={"lo": "127.0.0.1", "down": "10.9.0.1", **cards}))
-    place.environ["PYTHONPATH"] = str(place.root / "fake")
-    said = place.judged(name, python=sys.executable, **how)
-    assert said.startswith(verdict) and bool(said) == bool(verdict)
-
-
-@pytest.mark.parametrize(
-    ("variable", "found"),
-    [
-        ("HOROVOD_GLOO_IFACE=eth0", ""),
-        ("GLOO_SOCKET_IFNAME=ib0", "warning: ib0 is to be used, which is not up"),
-        ("NCCL_IB_DISABLE=1", "warning: NCCL_IB_DISABLE=1: libraries fail, or take a slower way"),
-        ("NCCL_P2P_DISABLE=0", ""),
-    ],
-)
-def test_variables(place: Place, variable: str, found: str) -> None:
-    place.file("sys/class/net/eth0/address", "")
-    name, _, value = variable.partition("=")
-    place.environ[name] = value
-    said = place.judged("variables")
-    assert said.startswith(found) and bool(said) == bool(found)
-
-
-def test_the_own_name(place: Place) -> None:
-    name = platform.node()
-    place.program("getent", "echo 10.0.0.1 STREAM")
-    assert place.judged("own name", several=True) == f"ok: {name} is 10.0.0.1"
-    place.program("getent", "echo 127.0.1.1 STREAM")
-    assert place.judged("own name") == f"ok: {name} is 127.0.1.1"
-    assert place.judged("own name", several=True, interface="eth0").startswith("ok")
-    assert place.judged("own name", several=True).startswith(f"warning: {name} is 127.0.1.1: PyTorch and Gloo look")
-    place.program("getent", "exit 2")
-    assert place.judged("own name").startswith(f"warning: {name} is unknown")
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "free_kb", "how", "found"),
-    [
-        ("room", "ext4", 10**7, {}, "ok: ext4, 10000 MB free"),
-        ("room", "ext4", 10**5, {}, "fail: ext4, 100 MB free"),
-        ("lasts", "tmpfs", 10**7, {}, "warning: tmpfs, 10000 MB free: it is gone with the machine"),
-        ("lasts", "nfs4", 10**7, {}, "ok"),
-        ("shared", "nfs4", 10**7, {"slurm": True}, "ok"),
-        ("shared", "ext4", 10**7, {"slurm": True}, "warning: ext4, 10000 MB free: nodes see it only if"),
-        ("shared", "ext4", 10**7, {}, ""),
-    ],
-)
-def test_the_room_and_kind_of_a_folder(place: Place, name: str, kind: str, free_kb: int, how: Any, found: str) -> None:
-    place.program("df", f"echo Filesystem; echo x {kind} 9 9 {free_kb} 1% /x")
-    said = place.judged(name, partition=MAIN if how else None)
-    assert said.startswith(found) and bool(said) == bool(found)
-
-
-@pytest.mark.parametrize(
-    ("program", "text", "verdict"),
-    [
-        ("ln", "echo 'ln: Operation not permitted' >&2; exit 1", "fail: Operation not permitted: files are not"),
-        ("ln", 'cp -f "$1" "$2"', "fail"),  # hard links that replace each other
-        ("flock", "exit 1", "fail"),
-        ("mv", "echo 'mv: No space left on device' >&2; exit 1", "fail: No space left on device"),
-        ("mv", "true", "fail"),
-        ("", "", "ok: files replace others"),
-    ],
-)
-def test_a_poor_folder(place: Place, program: str, text: str, verdict: str) -> None:
-    if program:
-        place.program(program, text)
-    runs = place.root / "below" / "runs"
-    runs.parent.mkdir()
-
-    assert place.judged("writable", runs=runs).startswith(verdict)
-    assert list(runs.parent.iterdir()) == []
-
-
-# ---------------------------------------------------------------------------------------------------------- Slurm
+# ------------------------------------------------------------------------------- planted faults, and what is said
 
 MAIN = Partition(
     name="mine", scheduler="slurm", slurm_partition="main", nodes=2, cores_per_node=4, gpus_per_node=2,
@@ -315,90 +117,143 @@ MAIN = Partition(
 )  # fmt: skip
 
 
-def with_slurm(place: Place, *, states: tuple[str, str, str] = ("idle", "idle", "up"), sbatch: str = "true") -> None:
-    nodes = "\n".join(f"4|4000|gpu:2|{states[n]}|1:00:00|{states[2]}|main*" for n in (0, 1))
-    place.program("sinfo", f"case \"$*\" in *alpha*) ;; *%n) echo n0; echo n1;; *) cat <<'END'\n{nodes}\nEND\n;; esac")
-    for name in ("squeue", "srun", "scancel"):
-        place.program(name, "true")
-    place.program("sbatch", sbatch)
+def slurm(*states: str, **more: str) -> dict[str, str]:
+    """Return the programs of a Slurm with two nodes in these states; "up" is that of the partition."""
+    one, two, up = states or ("idle", "idle", "up")
+    nodes = "\n".join(f"4|4000|gpu:2|{each}|1:00:00|{up}|main*" for each in (one, two))
+    sinfo = f"case \"$*\" in *alpha*) ;; *%n) echo n0; echo n1;; *) cat <<'END'\n{nodes}\nEND\n;; esac"
+    return dict.fromkeys(("squeue", "srun", "scancel", "sbatch"), "true") | {"sinfo": sinfo} | more
 
 
-def test_no_slurm_is_fine_unless_it_is_wanted(place: Place) -> None:
-    assert place.judged("answers") == "ok: it is not here"
-    assert place.judged("partition") == "" == place.judged("sbatch --test-only")
-    assert place.judged("answers", partition=MAIN).startswith("warning: squeue, sbatch, srun or scancel is not on PATH")
-    assert place.judged("partition", partition=MAIN).startswith("fail: ")
+def part(**changes: Any) -> dict[str, Any]:
+    return {"partition": MAIN.model_copy(update=changes)}
 
 
-def test_a_slurm_that_is_what_the_file_says(place: Place) -> None:
-    with_slurm(place)
-    place.environ["SLURM_JOB_ID"] = "9"
-    wanted = MAIN.model_copy(update={"memory_per_core_mb": 1000})
-
-    assert place.judged("answers", partition=wanted) == "ok: 2 nodes; this is job 9"
-    assert place.judged("partition", partition=wanted).startswith("ok: 4|4000|gpu:2|idle")
-    assert place.judged("sbatch --test-only", partition=wanted) == ""
+def disk(kind: str, free_kb: int) -> dict[str, str]:
+    return {"df": f"echo Filesystem; echo x {kind} 9 9 {free_kb} 1% /x"}
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"slurm_partition": "alpha"}, "no such partition"),
-        ({"cores_per_node": 8}, "8, Slurm knows 4"),
-        ({"memory_per_core_mb": 10312}, "10312, Slurm knows 1000"),
-        ({"gpus_per_node": 4}, "4, Slurm knows 2"),
-        ({"gres": None}, "gres"),
-        ({"time_limit_s": 7200.0}, "7200.0, Slurm knows 3600"),
-        ({"nodes": 5}, "5, Slurm knows 2"),
-    ],
-)
-def test_a_partition_and_its_file(place: Place, change: Any, says: str) -> None:
-    with_slurm(place)
-    found = place.judged("partition", partition=MAIN.model_copy(update=change))
-    assert found.startswith("fail: ") and says in found
+def cards(**more: str) -> dict[str, str]:
+    """Return a psutil with these network interfaces, one that is down, and lo."""
+    known = {"lo": "127.0.0.1", "down": "10.9.0.1", **more}
+    text = f"""from types import SimpleNamespace as S
+net_if_stats = lambda: {{name: S(isup=name != "down") for name in {known}}}
+net_if_addrs = lambda: {{name: [S(family=S(name="AF_INET"), address=each)] for name, each in {known}.items()}}"""
+    return {"fake/psutil.py": text, "PYTHONPATH": "ROOT/fake"}
 
 
-@pytest.mark.parametrize(
-    ("states", "usable"),
-    [
-        (("idle", "idle", "down"), False),
-        (("drained", "down*", "up"), False),
-        (("idle", "down*", "up"), True),
-        (("mixed-", "idle~", "up"), True),
-    ],
-)
-def test_states_of_a_partition(place: Place, states: Any, usable: bool) -> None:
-    with_slurm(place, states=states)
-    found = place.judged("partition", partition=MAIN.model_copy(update={"slurm_partition": None}))
-    assert found.startswith("ok: ") if usable else "none of its nodes is usable" in found
+NAME, MPI_4 = platform.node(), {"mpirun": "echo 'mpirun (Open MPI) 4.1.8'"}
+ETH, BOTH = cards(eth0="10.0.0.1"), cards(eth0="10.0.0.1", ib0="10.1.0.1")
+REAL: dict[str, Any] = {"python": sys.executable}
+MORE, IB0 = {**REAL, "several": True}, {**REAL, "interface": "ib0"}
+GETENT, LOOPBACK = {"getent": "echo 10.0.0.1 STREAM"}, {"getent": "echo 127.0.1.1 STREAM"}
+SYS_NET, PORT = {"sys/class/net/eth0/address": ""}, "sys/class/infiniband/mlx5_0/ports/1/state"
+GROUP = {"proc/self/cgroup": "0::/job/step", "nproc": "echo 4", "sys/fs/cgroup/job/step/cpu.max": "max 100000"}
+STAT = {"proc/stat": "cpu 0 0 0 0 0 0 0 0"}
+BUSY = STAT | {"sleep": "echo cpu 100 0 0 900 0 0 0 0 > ROOT/proc/stat"}
+OUT = "echo 'slurm_load_partitions: Unable to contact slurm controller' >&2; exit 1"
+REFUSED = slurm(sbatch="echo 'allocation failure: Invalid account' >&2; exit 1")
+
+PLANTED: list[tuple[str, dict[str, str], dict[str, Any], str]] = [
+    # check, what is in its place, how it is asked, and what it says: its begin ... and what comes later
+    ("mpirun", {}, {}, "warning: neither beside Python nor on PATH"),
+    ("mpirun", MPI_4, {}, "ok: ROOT/site/mpirun; mpirun (Open MPI) 4.1.8"),
+    ("options", {"mpirun": "echo 'mpirun (Open MPI) 5.0.3'"}, {}, "fail: ROOT/site/mpirun; mpirun (Open MPI) 5.0.3:"),
+    ("options", MPI_4, {}, "ok"),
+    ("two ranks", {"mpirun": "echo 2 see each other"}, {}, "ok: 2 see each other"),
+    ("two ranks", {"mpirun": "echo 1 see each other; echo 1 see each other"}, {}, "fail: 1 see each other; 1 see"),
+    ("loads", {"python": "echo PyTorch 2.13.0 for CPUs"}, {}, "ok: PyTorch 2.13.0 for CPUs"),
+    ("loads", {"python": "echo 'OSError: libc10.so: no' >&2; exit 1"}, {}, "fail: OSError: libc10.so: no"),
+    ("starts", {"python": "echo installed: 0.28.1"}, {}, "ok: installed: 0.28.1"),
+    ("starts", {"python": "echo 'ImportError: undefined symbol: _ZN3' >&2; exit 1"}, {}, "fail: ImportError: undef"),
+    ("starts", {"lib/horovod-builds/nccl/horovod/__init__.py": "", "python": 'echo "$3"'}, {},
+     "ok: installed; ROOT/bin/../lib/horovod-builds/nccl"),
+    ("driver", {}, {}, "ok: no GPU here"),
+    ("driver", {"nvidia-smi": "true"}, {}, "fail: its module is loaded, but nvidia-smi is not on PATH, or lists"),
+    ("driver", {"nvidia-smi": "echo 'NVML: version mismatch' >&2; exit 18"}, {}, "fail: NVML: version mismatch"),
+    ("driver", {"proc/driver/nvidia/version": "NVRM"}, {}, "fail: its module is loaded"),
+    ("holders", {"nvidia-smi": "true"}, {}, ""),
+    ("holders", {"nvidia-smi": "echo python, 4711"}, {}, "warning: python, 4711: others hold GPUs"),
+    ("packages", {"python": "echo torch 2.13.0; echo horovod missing"}, {}, "ok: torch 2.13.0; horovod missing"),
+    ("packages", {"python": "echo numpy 2; echo torch missing"}, {}, "fail: numpy 2; torch missing"),
+    ("PYTHONPATH", {"PYTHONPATH": "ROOT:ROOT/other", "other/torch/x": ""}, {}, "warning: ROOT/other puts its torch"),
+    ("cores", {"nproc": "echo 4"}, {"workers": 4}, "ok: 4 cores for 4 workers"),
+    ("cores", {"nproc": "echo 4"}, {"workers": 5}, "warning: 4 cores for 5 workers: they would share"),
+    ("quota", GROUP | {"sys/fs/cgroup/cpu.max": "150000 100000"}, {}, "warning: the time of 1.5 of 4 cores: the cont"),
+    ("quota", GROUP | {"sys/fs/cgroup/job/step/cpu.max": "50000 100000"}, {}, "warning: the time of 0.5 of 4 cores"),
+    ("memory", {"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:   8000000 kB"}, {}, "ok: 8000 MB"),
+    ("memory", {"proc/meminfo": "MemAvailable: 400000 kB"}, {}, "warning: 400 MB free: a worker takes about 500"),
+    ("/dev/shm", {"df": f"echo Filesystem; echo shm 9 9 {2**16} 1% /dev/shm"}, {}, "warning: 65 MB in /dev/shm: MPI"),
+    ("load", STAT | {"sleep": "echo cpu 1 0 0 900 0 0 0 0 > ROOT/proc/stat"}, {}, "ok"),
+    ("load", BUSY, {}, "warning: other programs use 2.0 cores"),
+    ("load", STAT, part(), "ok"),  # jobs run on other nodes
+    ("InfiniBand", {}, {}, "ok: none: TCP between hosts"),
+    ("InfiniBand", {PORT: "1: DOWN"}, {}, "warning: no port is active: libraries take TCP"),
+    ("InfiniBand", {PORT: "4: ACTIVE"}, {}, f"ok: ROOT/{PORT}:4: ACTIVE"),
+    ("locked memory", {}, {}, ""),
+    ("locked memory", {PORT: "4: ACTIVE"}, {}, " ... : "),  # what it finds is the machine's
+    ("interfaces", ETH, MORE, "ok: eth0 10.0.0.1"),
+    ("interfaces", cards(), MORE, "fail: what is to be used between the hosts is not up"),
+    ("interfaces", ETH, IB0, "fail: eth0 10.0.0.1: what is to be used between the hosts is not"),
+    ("choice", BOTH, MORE, "warning: eth0 10.0.0.1; ib0 10.1.0.1; each library chooses by itself"),
+    ("choice", BOTH, {**MORE, **IB0}, "ok"),
+    ("variables", SYS_NET | {"HOROVOD_GLOO_IFACE": "eth0"}, {}, ""),
+    ("variables", SYS_NET | {"GLOO_SOCKET_IFNAME": "ib0"}, {}, "warning: ib0 is to be used, which is not up"),
+    ("variables", SYS_NET | {"NCCL_IB_DISABLE": "1"}, {}, "warning: NCCL_IB_DISABLE=1: libraries fail, or take a slow"),
+    ("own name", GETENT, {"several": True}, f"ok: {NAME} is 10.0.0.1"),
+    ("own name", LOOPBACK, {"several": True, "interface": "eth0"}, "ok"),
+    ("own name", LOOPBACK, {"several": True}, f"warning: {NAME} is 127.0.1.1: PyTorch and Gloo look"),
+    ("own name", {"getent": "exit 2"}, {}, f"warning: {NAME} is unknown"),
+    ("room", disk("ext4", 10**7), {}, "ok: ext4, 10000 MB free"),
+    ("room", disk("ext4", 10**5), {}, "fail: ext4, 100 MB free"),
+    ("lasts", disk("tmpfs", 10**7), {}, "warning: tmpfs, 10000 MB free: it is gone with the machine"),
+    ("shared", disk("nfs4", 10**7), part(), "ok"),
+    ("shared", disk("ext4", 10**7), part(), "warning: ext4, 10000 MB free: nodes see it only if"),
+    ("writable", {"ln": "echo 'ln: Operation not permitted' >&2; exit 1"}, {}, "fail: Operation not permitted: files"),
+    ("writable", {"ln": 'cp -f "$1" "$2"'}, {}, "fail"),  # hard links that replace each other
+    ("writable", {"flock": "exit 1"}, {}, "fail"),
+    ("writable", {"mv": "echo 'mv: No space left on device' >&2; exit 1"}, {}, "fail: No space left on device"),
+    ("writable", {"mv": "true"}, {}, "fail"),
+    ("writable", {}, {}, "ok: files replace others"),
+    ("answers", {}, {}, "ok: it is not here"),
+    ("answers", {}, part(), "warning: squeue, sbatch, srun or scancel is not on PATH"),
+    ("answers", slurm() | {"SLURM_JOB_ID": "9"}, part(memory_per_core_mb=1000), "ok: 2 nodes; this is job 9"),
+    ("answers", slurm() | {"sinfo": OUT}, {}, "warning: Unable to contact slurm controller"),
+    ("partition", {}, part(), "fail: "),
+    ("partition", slurm(), part(slurm_partition="alpha"), "fail: ... no such partition"),
+    ("partition", slurm(), part(cores_per_node=8), "fail: ... 8, Slurm knows 4"),
+    ("partition", slurm(), part(memory_per_core_mb=10312), "fail: ... 10312, Slurm knows 1000"),
+    ("partition", slurm(), part(gpus_per_node=4), "fail: ... 4, Slurm knows 2"),
+    ("partition", slurm(), part(gres=None), "fail: ... gres"),
+    ("partition", slurm(), part(time_limit_s=7200.0), "fail: ... 7200.0, Slurm knows 3600"),
+    ("partition", slurm(), part(nodes=5), "fail: ... 5, Slurm knows 2"),
+    ("partition", slurm("drained", "down*", "up"), part(slurm_partition=None), "fail: ... none of its nodes is usable"),
+    ("partition", slurm("mixed-", "idle~", "up"), part(slurm_partition=None), "ok: "),
+    ("sbatch --test-only", slurm(), part(), ""),
+    ("sbatch --test-only", REFUSED, part(), "fail: allocation failure: Invalid account: a job of one full node would "
+     "be refused ... sacctmgr show associations ... time_limit_s"),
+]  # fmt: skip
 
 
-def test_a_slurm_that_does_not_answer(place: Place) -> None:
-    with_slurm(place)
-    place.program("sinfo", "echo 'slurm_load_partitions: Unable to contact slurm controller' >&2; exit 1")
-    assert "Unable to contact slurm controller" in place.judged("answers")
+@pytest.mark.parametrize(("name", "planted", "how", "found"), PLANTED)
+def test_what_is_planted_is_found(place: Place, name: str, planted: dict[str, str], how: Any, found: str) -> None:
+    place.plant(planted)
 
+    said = place.judged(name, **how)
 
-def test_a_job_that_would_be_refused(place: Place) -> None:
-    with_slurm(place, sbatch="echo 'allocation failure: Invalid account' >&2; exit 1")
-    found = place.judged("sbatch --test-only", partition=MAIN)
-    assert found.startswith("fail: allocation failure: Invalid account: a job of one full node would be refused")
-    assert "sacctmgr show associations" in found and "time_limit_s" in found
+    begin, *later = found.replace("ROOT", str(place.root)).split(" ... ")
+    assert said.startswith(begin) and all(each in said for each in later) and bool(said) == bool(found)
+    assert not (place.root / "runs").exists(), "nothing is left in the folder of the runs"
 
 
 def test_the_job_that_is_tried_is_that_of_a_study(place: Place) -> None:
     note = place.root / "asked"
     place.environ |= {"SBATCH_ACCOUNT": "wrong", "SLURM_CONF": "/etc/x.conf", "SLURM_NTASKS": "9"}
-    with_slurm(place, sbatch=f'echo "$* $SBATCH_ACCOUNT $SLURM_CONF $SLURM_NTASKS" > {note}')
+    place.plant(slurm(sbatch=f'echo "$* $SBATCH_ACCOUNT $SLURM_CONF $SLURM_NTASKS" > {note}'))
 
-    place.judged(
-        "sbatch --test-only",
-        partition=MAIN.model_copy(
-            update={"account": "a1", "qos": "high", "constraint": "[a*|b]", "memory_per_core_mb": 9}
-        ),
-    )
-
+    place.judged("sbatch --test-only", **part(account="a1", qos="high", constraint="[a*|b]", memory_per_core_mb=9))
     asked = note.read_text()
+
     assert asked.startswith("--test-only --job-name=horovod-study-doctor --partition=main --account=a1 --qos=high ")
     assert "--constraint=[a*|b] --nodes=1 --ntasks-per-node=2 --cpus-per-task=1 --gres=gpu:2 --mem-per-cpu=9M" in asked
     assert "wrong" not in asked and asked.rstrip().endswith(" /etc/x.conf"), "the caller's own settings are left out"
@@ -430,13 +285,11 @@ class Pair:
     def __init__(self, place: Place) -> None:
         self.place, self.cases = place, {"none": "true"}
         self.says = {"packages": "torch 2.13.0", "runs": "it sees", "names": "ok", "way": "to the other"}
-        self.other: dict[str, str] = {}  # of node2
-        self.extra: dict[str, float] = {}  # what each answers beside it
-        self.host = {"node1": "node1", "node2": "node2"}
+        self.other: dict[str, Any] = {}  # of node2
 
     def look(self, *named: str, **how: Any) -> dict[str, Finding]:
         cases = "\n".join(f"{host}) {action} ;;" for host, action in self.cases.items())
-        self.place.program("ssh", FAKE_SSH.format(cases=cases))
+        self.place.plant({"ssh": FAKE_SSH.format(cases=cases)})
         here = self.place.look(several=True, **how)
         found = doctor.diagnosis(here, dict.fromkeys(named or ("node1", "node2"), 2))
         assert list(self.place.root.glob(".doctor.*")) == [], "the scratch folder is removed"
@@ -446,24 +299,22 @@ class Pair:
 
 
 @pytest.fixture
-def pair(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+def pair(place: Place, monkeypatch: pytest.MonkeyPatch) -> Pair:
     hosts, asked = Pair(place), doctor._asked
     rows = [each for each in doctor.table() if each.area == "ssh" or each.name == "packages"]
 
     def ask(here: Machine, host: str, checks: Any, variables: Any) -> dict[str, Any]:
         says = hosts.says | (hosts.other if host == "node2" else {})
-        rows = [each._replace(command=says.get(each.name, "")) for each in checks]
-        rows = [
-            each._replace(command=f"echo {each.command}" if "exit" not in each.command else each.command)
-            for each in rows
-        ]
+        said = [(each, says.get(each.name, "")) for each in checks]
+        rows = [row._replace(command=text if "exit" in text else f"echo {text}") for row, text in said]
         told = asked(here, host, rows, variables)
-        return {**told, "host": hosts.host.get(host, host)} | hosts.extra if "problem" not in told else told
+        known = {"host": says.get("host", host), "ahead": says.get("ahead", told.get("ahead"))}
+        return told if "problem" in told else told | known
 
     monkeypatch.setattr(doctor, "table", lambda: tuple(rows))
     monkeypatch.setattr(doctor, "this_host", lambda name: False)
     monkeypatch.setattr(doctor, "_asked", ask)
-    yield hosts
+    return hosts
 
 
 def wrong(found: dict[str, Finding]) -> dict[str, str]:
@@ -479,6 +330,7 @@ def test_two_hosts_that_work(pair: Pair) -> None:
     assert found["node2"].what == "reached over ssh without a password; its shell prints nothing"
     assert found["node2 packages"].what == "the versions and the source of this machine"
     assert found["node2 clock"].what == "that of this machine"
+    assert list(pair.look(quick=True)) == ["node1", "node2"], "a quick examination only logs in"
 
 
 @pytest.mark.parametrize(
@@ -520,22 +372,17 @@ def test_an_ssh_that_prints_or_is_not_there(pair: Pair) -> None:
         ({"runs": "exit 1"}, "node2 runs", "it does not see what is written to the folder of the runs here"),
         ({"names": "echo node1 is 127.0.0.1 there; exit 1"}, "node2 names", "node1 is 127.0.0.1 there"),
         ({"way": "echo to node1 refused; exit 1"}, "node2 way", "to node1 refused: no TCP connection to a free port"),
+        ({"host": "node1"}, "node1 host name", "node1, node2 call themselves node1"),
+        ({"ahead": 90.0}, "node2 clock", "90.0 s ahead of this machine's"),
+        ({"ahead": -90.0}, "node2 clock", "90.0 s behind this machine's"),
     ],
 )
-def test_what_may_be_wrong_with_a_host(pair: Pair, change: dict[str, str], name: str, what: str) -> None:
+def test_what_may_be_wrong_with_a_host(pair: Pair, change: dict[str, Any], name: str, what: str) -> None:
     pair.other = change
     found = pair.look()
 
-    assert wrong(found) == {name: "fail"} and found[name].what == what and found[name].remedy
-
-
-def test_two_hosts_of_one_name_and_a_clock_that_is_ahead(pair: Pair) -> None:
-    pair.host["node2"] = "node1"
-    assert pair.look()["node1 host name"].what == "node1, node2 call themselves node1"
-    for ahead_s, text in ((90.0, "90.0 s ahead of this machine's"), (-90.0, "90.0 s behind this machine's")):
-        pair.extra = {"ahead": ahead_s}
-        found = pair.look()["node2 clock"]
-        assert (found.verdict, found.what) == ("warning", text)
+    assert found[name].verdict == ("warning" if "clock" in name else "fail")
+    assert found[name].what == what and found[name].remedy
 
 
 def test_no_python_there(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -543,13 +390,6 @@ def test_no_python_there(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(pair.place.root / "bin" / "nothing"))
     pair.look("none")
     assert "nothing does not run there: " in doctor._asked(look, "node2", [], {"PYTHON": "x"})["problem"]
-
-
-def test_a_quick_examination_only_logs_in(pair: Pair) -> None:
-    assert list(pair.look(quick=True)) == ["node1", "node2"]
-
-
-NAMES = {"127.0.0.1": "10.0.0.1", "node1": "127.0.0.1", "node2": "10.0.0.2", "": "x"}
 
 
 @pytest.mark.parametrize(
@@ -562,8 +402,8 @@ NAMES = {"127.0.0.1": "10.0.0.1", "node1": "127.0.0.1", "node2": "10.0.0.2", "":
     ],
 )
 def test_names_on_a_host(place: Place, names: str, how: dict[str, str], found: str) -> None:
-    known = "".join(f"{name}) echo {address} STREAM;; " for name, address in NAMES.items() if name)
-    place.program("getent", f'case "$2" in {known} *) exit 2;; esac')
+    known = "127.0.0.1) echo 10.0.0.1 S;; node1) echo 127.0.0.1 S;; node2) echo 10.0.0.2 S;;"
+    place.plant({"getent": f'case "$2" in {known} *) exit 2;; esac'})
     [row] = [each for each in doctor.table() if each.name == "names"]
     variables = {"NAMES": names, "SELF": "x", "IFACE": "", "PYTHON": "/none/python"} | how
 
@@ -584,7 +424,7 @@ def test_a_host_connects_to_the_others_while_they_try() -> None:
 
 def test_the_script_answers_through_ssh_as_it_does_here(place: Place) -> None:
     """Once for real: this machine is asked in the way that another host would be."""
-    place.program("ssh", FAKE_SSH.format(cases="none) ;;"))
+    place.plant({"ssh": FAKE_SSH.format(cases="none) ;;")})
     look = Machine(environ={**os.environ, "PATH": f"{place.root / 'site'}:{os.environ['PATH']}"})
     rows = [each for each in doctor.table() if each.name == "packages" and each.command]
 
@@ -595,17 +435,6 @@ def test_the_script_answers_through_ssh_as_it_does_here(place: Place) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ examinations
-
-
-def test_everything_hangs_and_the_doctor_still_answers(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("nvidia-smi", "mpirun", "sinfo", "squeue", "sbatch", "srun", "scancel"):
-        place.program(name, "exec sleep 60")
-
-    result = doctor.diagnosis(place.look(limit_s=1.0, quick=True), {})
-
-    text = {(each.area, each.name): each.what for each in result}
-    late = (("Slurm", "answers"), ("MPI", "mpirun"), ("CUDA", "driver"))
-    assert all("did not answer within" in text[each] for each in late) and exit_code(result) == 1
 
 
 def test_a_quick_examination_of_this_machine(tmp_path: Path) -> None:
@@ -632,17 +461,13 @@ def test_what_a_partition_says_is_looked_at(tmp_path: Path, monkeypatch: pytest.
     asked: list[tuple[Machine, dict[str, int]]] = []
     monkeypatch.setattr(doctor, "diagnosis", lambda here, slots: asked.append((here, slots)))
     both = (Host(name="a", slots=1), Host(name="b", slots=1))
-    where = {"name": "pair", "scheduler": "ssh", "cores_per_node": 1, "hosts": both, "interface": "ib0"}
+    where: dict[str, Any] = {"name": "pair", "scheduler": "ssh", "cores_per_node": 1, "hosts": both, "interface": "ib0"}
     pair = Partition(**where, environment={"NCCL_IB_DISABLE": "1"})
     monkeypatch.setenv("SLURM_JOB_ID", "9")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
 
-    for partition, hosts in (
-        (pair, ()),
-        (pair, both[:1]),
-        (Partition(name="desk", cores_per_node=999), ()),
-        (MAIN, ()),
-    ):
+    desk = Partition(name="desk", cores_per_node=999)
+    for partition, hosts in ((pair, ()), (pair, both[:1]), (desk, ()), (MAIN, ())):
         doctor.examine(partition=partition, hosts=hosts, runs=tmp_path, quick=True)
 
     assert [[*slots] for _, slots in asked] == [["a", "b"], ["a"], [], ["n1", "n2"]]
@@ -655,27 +480,16 @@ def test_two_real_hosts_and_one_that_is_cut_off(two_hosts: TwoHosts, tmp_path: P
     program = Path(sys.executable).parent / "horovod-study"
 
     def look(*options: str) -> tuple[int, dict[str, tuple[str, str]]]:
-        line: list[str | Path] = [
-            program,
-            "doctor",
-            "--hosts",
-            "node1:1,node2:1",
-            "--runs",
-            tmp_path,
-            "--json",
-            *options,
-        ]
-        done = two_hosts.run("node1", line)
+        words = ["doctor", "--hosts", "node1:1,node2:1", "--runs", str(tmp_path), "--json", *options]
+        done = two_hosts.run("node1", [str(program), *words])
         rows = [each for each in json.loads(done.stdout)["findings"] if each["area"] == "ssh"]
         return done.returncode, {each["name"]: (each["verdict"], each["what"]) for each in rows}
 
     _, told = look()
     assert [each for each in told if told[each][0] == "fail"] == []
     assert told["node1"] == ("ok", "this machine: launchers need no ssh to it")
-    assert told["node2"] == ("ok", "reached over ssh without a password; its shell prints nothing")
-    assert told["node2 runs"][0] == "ok"
+    assert told["node2"][0] == told["node2 runs"][0] == "ok"
     assert told["node1 way"] == ("ok", "to node2 from 10.77.0.1")
-    assert told["node2 way"] == ("ok", "to node1 from 10.77.0.2")
 
     two_hosts.cut("node2")
     try:
@@ -703,20 +517,17 @@ SAMPLE = [
     Finding(area="Python", name="version", verdict="ok", what="Python 3.11.2"),
     Finding(area="ssh", name="node2", verdict="fail", what="it refuses the key", remedy="ssh-copy-id node2"),
     Finding(area="ssh", name="node2 clock", verdict="warning", what="it is 3.0 s behind", remedy="start chronyd"),
-    Finding(area="Python", name="packages", verdict="ok", what="all there"),
+    Finding(area="Python", name="packages", verdict="ok", what="[try] this"),
 ]
 
 
-def test_plain_values_and_the_exit_code() -> None:
+def test_plain_values_the_exit_code_and_lines_that_are_grouped_and_aligned() -> None:
     plain = json.loads(json.dumps(doctor.document(SAMPLE)))
 
     assert plain["counts"] == {"ok": 2, "warning": 1, "fail": 1}
     assert list(plain["findings"][1]) == ["area", "name", "verdict", "what", "remedy"]
     assert (exit_code(SAMPLE), exit_code(SAMPLE[:1]), exit_code([])) == (1, 0, 0)
-
-
-def test_lines_are_grouped_and_aligned() -> None:
-    assert doctor.lines([*SAMPLE[:3], replace(SAMPLE[3], what="[try] this")]) == [
+    assert doctor.lines(SAMPLE) == [
         "Python",
         "  ok  version   Python 3.11.2",
         "  ok  packages  [try] this",

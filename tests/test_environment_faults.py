@@ -152,9 +152,8 @@ def test_an_empty_rank_is_none_and_half_a_launcher_is_refused(
 ) -> None:
     more = {mark: "id"} if mark else {}
     assert detect({rank: "", workers: " ", **more}).launcher == "none"
-    for empty, text in ((rank, "2"), (workers, "1")):
-        given = workers if empty == rank else rank
-        with golden.raises(BackendError, match=f"{empty}.*{given}.*{text}"):
+    for empty, given, text in ((rank, workers, "2"), (workers, rank, "1")):
+        with golden.raises(BackendError, match=f"{rank} and {workers}.*'{text}'"):
             detect({empty: "", given: text, **more})
 
 

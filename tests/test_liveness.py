@@ -161,7 +161,7 @@ def test_a_rank_that_waits_too_long_says_for_whom_or_that_nobody_says(said: list
     watched()
     named, unnamed = said
 
-    assert named.startswith("rank 1 on faraway (pid 77) has not come to the end of step 7; look at what it does")
+    assert named.startswith("rank 1 on faraway (pid 77) has not come to the end of step 7; look at its last lines")
     assert re.match(
         r"rank 0 on \S+ \(pid \d+\) has waited \d s for others in step 7 \(exchange\), and mpi/mpi", unnamed
     )

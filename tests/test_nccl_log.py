@@ -55,13 +55,6 @@ IB = "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB ib0:10.1.0.1<0>"
             id="shared memory of a host",
         ),
         pytest.param(
-            ("Channel 00 : 1[1a000] -> 2[af000] via direct shared memory",),
-            [],
-            {"SHM/direct": 1},
-            ["shared memory"],
-            id="shared memory in old words",
-        ),
-        pytest.param(
             (
                 "Channel 00/0 : 0[0] -> 1[1] via P2P/IPC/read",
                 "Channel 01/0 : 0[0] -> 1[1] via P2P/IPC comm 0x55aa nRanks 02",

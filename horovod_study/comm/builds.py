@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from horovod_study.errors import BackendError, nearest, refuse
+from horovod_study.errors import BackendError, nearest
 
 
 def builds_folder() -> Path:
@@ -51,15 +51,14 @@ def select(name: str | None, *, transport: str = "auto", folder: Path | None = N
             return {"value": None, "source": "installed"}
         name, source = transport, f"chosen: transport {transport} was asked for"
     site = str(parent / name)
-    have = f"; there {'is' if len(names) == 1 else 'are'} {', '.join(names)}" if names else ", which has none"
-    unknown = f"and no such build is in {parent}{have}{nearest(name, names)}; make builds with `make setup BUILDS="
-    another = f"but this process has already loaded Horovod from {loaded}; start a new process"
-    refuse(
-        "",
-        (name not in names, f'horovod_build is {name!r}, {unknown}"nccl mpi"`, or leave horovod_build out'),
-        (loaded is not None and not loaded.startswith(f"{site}/"), f"horovod_build is {name!r}, {another}"),
-        error=BackendError,
-    )
+    if name not in names:
+        have = ", ".join(names) or "none"
+        raise BackendError(
+            f"horovod_build is {name!r}, and no such build is in {parent} (there is: {have}){nearest(name, names)}; "
+            'make builds with `make setup BUILDS="nccl mpi"`, or leave horovod_build out'
+        )
+    if loaded is not None and not loaded.startswith(f"{site}/"):
+        raise BackendError(f"horovod_build is {name!r}, but this process has loaded {loaded}; start a new process")
     if site not in sys.path:
         sys.path.insert(0, site)
         importlib.invalidate_caches()

@@ -28,7 +28,7 @@ from horovod_study.comm.launch import (
     loaded_library,
     meeting_at,
     meeting_point,
-    own_takes_gpu_memory,
+    own_library,
     require_connection,
     require_controller,
     require_interfaces,
@@ -52,7 +52,7 @@ class HorovodBackend(Averaging):
         controller = "gloo" if met or launch.launcher == "horovodrun --gloo" else "mpi"
         on_gpu = config.device != "cpu" and torch.cuda.is_available()
         # The build mpi hands GPU memory to MPI: for an MPI that does not take it the installed one copies to the host.
-        by_name = on_gpu and not (wanted == "mpi" and own_takes_gpu_memory() is False)
+        by_name = on_gpu and (wanted != "mpi" or not (own := own_library()) or cuda_aware(own)["value"])
         build = builds.select(config.horovod_build, transport=wanted if by_name else "auto")
         require_controller(os.environ, controller)
         if controller == "mpi":
@@ -75,8 +75,8 @@ class HorovodBackend(Averaging):
         if problem := _why_not(wanted, controller, built, self.transport):
             raise BackendError(problem)
         # Read by the libraries when Horovod starts. Without this project's patches it takes no notice of one of them.
-        idle = [] if any(map(_knows_idle, Path(hvd.__file__).parent.glob("mpi_lib_v2*.so"))) else [_IDLE]
-        self.settings = settings.apply(f"horovod/{self.transport}", config=config, unknown=idle)
+        known = any(_names(library, _IDLE) for library in Path(hvd.__file__).parent.glob("mpi_lib_v2*.so"))
+        self.settings = settings.apply(f"horovod/{self.transport}", config=config, unknown=() if known else (_IDLE,))
         self._mpi = kept_mpi(controller) if config.timeline_steps else None
         # Its stall inspector names who is missing after up to four of these, before liveness.py ends the run.
         os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", f"{min(60, max(1, config.stall_timeout_s // 5)):.0f}")
@@ -197,7 +197,7 @@ class HorovodBackend(Averaging):
 
         Only for a run with `timeline_steps`. From then on rank 0 has one more thread, which never sleeps.
         """
-        with self._empty_store():
+        with self._met_again():
             self._hvd.shutdown()
             os.environ[_TIMELINE] = "DYNAMIC"
             before = NewThreads()
@@ -221,8 +221,8 @@ class HorovodBackend(Averaging):
         self._hvd.stop_timeline()
 
     @contextmanager
-    def _empty_store(self) -> Iterator[None]:
-        """Let the ranks find each other through a server of rank 0 where Horovod uses one and starts inside.
+    def _met_again(self) -> Iterator[None]:
+        """Let the ranks find each other at a server of rank 0, where Horovod uses one and starts inside.
 
         That of the launcher still holds where they could be found before: horovodrun 0.28.1 forgets to forget it when
         two groups of ranks have met at the same time.
@@ -231,22 +231,12 @@ class HorovodBackend(Averaging):
             self.barrier()
             yield
             return
-        server, port = None, 0
-        if self.rank == 0:
-            from horovod.runner.http.http_server import RendezvousServer
-
-            server = RendezvousServer()
-            port = server.start()
-            server.init([])
         here = os.uname().nodename
-        host, port = self.gather((here, port))[0]
-        try:
-            os.environ[_RENDEZVOUS[0]] = "127.0.0.1" if host == here else socket.gethostbyname(host)
-            os.environ[_RENDEZVOUS[1]] = str(port)
+        with socket.create_server(("", 0)) as free:
+            host, port = self.gather((here, free.getsockname()[1]))[0]
+        launch = Launch(launcher="none", rank=self.rank, workers=self.workers, backend=self.name)
+        with meeting("127.0.0.1" if host == here else host, port, launch, self._config.start_timeout_s):
             yield
-        finally:
-            if server is not None:
-                server.stop()
 
     def _polling(self) -> bool:
         return bool(self.settings["HOROVOD_CYCLE_TIME"]["value"] == "0")
@@ -332,9 +322,9 @@ def horovod_places(hosts: Sequence[str]) -> list[dict[str, Any]]:
     return places
 
 
-def _knows_idle(library: Path) -> bool:
+def _names(library: Path, variable: str) -> bool:
     with library.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return content.find(_IDLE.encode()) >= 0
+        return content.find(variable.encode()) >= 0
 
 
 _IDLE, _TIMELINE = "HOROVOD_IDLE_CYCLE_TIME", "HOROVOD_TIMELINE"

@@ -74,10 +74,9 @@ def detect(environ: Mapping[str, str]) -> Launch:
                 continue
             number = whole_number(rank, environ, high=MAX_WORKERS - 1 if count is None else count - 1)
             if count is None or number is None:
-                empty, given = (workers, rank) if count is None else (rank, workers)
                 raise BackendError(
-                    f"environment variable {empty} is empty, but {given} is {environ[given].strip()}; set both, as "
-                    f"launchers do, or neither (`unset {rank} {workers}`)"
+                    f"environment variables {rank} and {workers} are {environ[rank].strip()!r} and "
+                    f"{environ[workers].strip()!r}; set both, as launchers do, or neither (`unset {rank} {workers}`)"
                 )
             backend = {"horovodrun --gloo": "horovod", "torchrun": "ddp"}.get(launcher)
             if backend is None:
@@ -95,11 +94,7 @@ def meeting_point(environ: Mapping[str, str]) -> tuple[str, int] | None:
         return None
     host, port = environ["MASTER_ADDR"], whole_number("MASTER_PORT", environ, low=1, high=65535)
     if port is None or not host.strip():
-        empty = "MASTER_PORT" if port is None else "MASTER_ADDR"
-        raise BackendError(
-            f"environment variable {empty} is empty; set it to the {'port' if port is None else 'host'} at which the "
-            "ranks meet, the same for all of them"
-        )
+        raise BackendError("environment variable MASTER_ADDR or MASTER_PORT is empty; set both, alike on all ranks")
     return host, port
 
 
@@ -134,18 +129,14 @@ def require_limits(launch: Launch) -> None:
 
 def require_rendezvous(environ: Mapping[str, str]) -> None:
     """Raise BackendError where HOROVOD_RANK is set, but no horovodrun answers: Horovod would wait, or abort in MPI."""
-    address, port_name = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
-    port, why = whole_number(port_name, environ, low=1, high=65535), f"{address} and {port_name} are not set"
-    if is_set(address, environ) and port is not None:
-        try:
-            socket.create_connection((environ[address], port), timeout=10.0).close()
-            return
-        except (OSError, UnicodeError) as error:
-            why = f"{port_name} {port} of {environ[address]!a} does not answer: {error}"
-    raise BackendError(
-        f"environment variable HOROVOD_RANK is set, but no horovodrun is there ({why}); start with horovodrun, or "
-        "unset the variables HOROVOD_RANK and HOROVOD_SIZE"
-    )
+    try:
+        port = whole_number("HOROVOD_GLOO_RENDEZVOUS_PORT", environ, low=1, high=65535)
+        socket.create_connection((environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], port or 0), timeout=10.0).close()
+    except (KeyError, OSError, UnicodeError) as error:
+        raise BackendError(
+            f"environment variable HOROVOD_RANK is set, but no horovodrun answers at HOROVOD_GLOO_RENDEZVOUS_ADDR and "
+            f"_PORT ({error}); start with horovodrun, or unset the variables HOROVOD_RANK and HOROVOD_SIZE"
+        ) from None
 
 
 @contextmanager
@@ -154,16 +145,15 @@ def meeting_at(host: str, port: int, rank: int) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, OSError) as error:  # torch has several for this
-        told = (
-            f"rank {rank} cannot meet the others at {host}:{port} ({first_line(error)}); check that the host of rank 0 "
-            f"is {host}, and that the other hosts reach it"
-        )
         if rank == 0 and "EADDRINUSE" in str(error):
             told = (
                 f"port {port} of {host} is taken by another program, so the ranks cannot meet there; start again, or "
-                "set MASTER_PORT to a free port"
             )
-        raise BackendError(told) from None
+            raise BackendError(f"{told}set MASTER_PORT to a free port") from None
+        raise BackendError(
+            f"rank {rank} cannot meet the others at {host}:{port} ({first_line(error)}); check that the host of rank 0 "
+            f"is {host}, and that the other hosts reach it"
+        ) from None
 
 
 def loaded_library(maps: Path = Path("/proc/self/maps")) -> str | None:
@@ -174,10 +164,14 @@ def loaded_library(maps: Path = Path("/proc/self/maps")) -> str | None:
     return None
 
 
-def cuda_aware() -> dict[str, Any]:
-    """Return {"value": whether MPI takes device pointers, "source": who says so}; asked once MPI is loaded."""
-    if (path := loaded_library()) and (query := getattr(ctypes.CDLL(path), "MPIX_Query_cuda_support", None)):
-        return {"value": bool(query()), "source": "MPIX_Query_cuda_support"}
+def cuda_aware(library: str | Path | None = None) -> dict[str, Any]:
+    """Return {"value": whether MPI takes device pointers, "source": who says so}.
+
+    Of the MPI that is loaded; or of a `library`, which is loaded for it and not started.
+    """
+    source = "MPIX_Query_cuda_support"
+    if (path := library or loaded_library()) and (query := getattr(ctypes.CDLL(str(path)), source, None)):
+        return {"value": bool(query()), "source": source}
     asked = os.environ.get("OMPI_MCA_opal_cuda_support")
     source = "the MPI library does not say" if asked is None else "OMPI_MCA_opal_cuda_support"
     return {"value": (asked or "").lower() in ("1", "true", "yes"), "source": source}
@@ -186,17 +180,6 @@ def cuda_aware() -> dict[str, Any]:
 def own_library(prefix: Path = Path(sys.prefix)) -> Path | None:
     """Return the MPI library that is in the environment itself (Open MPI's wheel), None where there is none."""
     return next(iter(sorted((prefix / "lib").glob("libmpi.so.*"))), None)
-
-
-def own_takes_gpu_memory() -> bool | None:
-    """Return whether the environment's own MPI takes pointers to GPU memory; None where it has none to ask.
-
-    To be asked before anything else has loaded MPI: this loads it, and does not start it.
-    """
-    if (path := own_library()) is None:
-        return None
-    query = getattr(ctypes.CDLL(str(path)), "MPIX_Query_cuda_support", None)
-    return query is not None and bool(query())
 
 
 def find_open_mpi() -> None:
@@ -228,33 +211,27 @@ def require_connection(launch: Launch, environ: Mapping[str, str] = os.environ) 
     """
     connected = any(name.startswith(("PMIX_", "PMI_", "PMI2_")) for name in environ)
     session = environ.get("PMIX_SERVER_TMPDIR", "")  # removed when mpirun, or its daemon on this host, has ended
-    gone = not connected or (session and not Path(session).exists())
-    left = (
-        "environment variable OMPI_COMM_WORLD_RANK is left of another program: no mpirun that started this one is "
-        "there any more; start with mpirun, or unset the variables OMPI_* and PMIX_*"
-    )
-    alone = (
-        f"srun started {launch.workers} workers without a connection for MPI; use srun --mpi=pmix (srun_mpi in a "
-        "partition; `srun --mpi=list` shows what there is), or start with mpirun inside the allocation"
-    )
-    refuse(
-        "",
-        ("OMPI_COMM_WORLD_RANK" in environ and gone, left),
-        (launch.launcher == "srun" and not connected, alone),
-        error=BackendError,
-    )
+    if "OMPI_COMM_WORLD_RANK" in environ and (not connected or (session and not Path(session).exists())):
+        raise BackendError(
+            "environment variable OMPI_COMM_WORLD_RANK is left of another program: no mpirun that started this one is "
+            "there any more; start with mpirun, or unset the variables OMPI_* and PMIX_*"
+        )
+    if launch.launcher == "srun" and not connected:
+        raise BackendError(
+            f"srun started {launch.workers} workers without a connection for MPI; use srun --mpi=pmix (srun_mpi in a "
+            "partition; `srun --mpi=list` shows what there is), or start with mpirun inside the allocation"
+        )
 
 
 def require_launchers_mpi(launch: Launch, workers: int, library: str) -> None:
     """Raise BackendError where the launcher started another number of workers than `library` (e.g. Horovod) sees."""
     if launch.launcher == "none" or launch.workers == workers:
         return
-    counts = f"{launch.named} started {plural(launch.workers, 'worker')}, but {library} sees {workers}"
     why = f"the launcher belongs to another MPI than {library}, which loaded {loaded_library() or 'no MPI library'}"
     remedy = "start with that MPI's own mpirun, or install for the launcher's MPI with `make setup MPI=site`"
     if launch.launcher == "srun":
         remedy = "use srun --mpi=pmix if that MPI supports it, or start with that MPI's mpirun"
     elif launch.launcher == "torchrun":
-        why = "MPI does not know torchrun's workers"
-        remedy = "start with mpirun or horovodrun, or use --backend ddp over gloo or nccl"
-    raise BackendError(f"{counts}: {why}; {remedy}")
+        why, remedy = "MPI does not know torchrun's workers", "start with mpirun or horovodrun, or use --backend ddp"
+    started = plural(launch.workers, "worker")
+    raise BackendError(f"{launch.named} started {started}, but {library} sees {workers}: {why}; {remedy}")

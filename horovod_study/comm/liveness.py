@@ -115,9 +115,8 @@ class Liveness:
             return error  # all are there: not for one line
         if not lost and self._backend.rank > 0:
             sleep(2.0)
-        return LostPeer(
-            self._reason(lost, f"lost a connection ({cut(first_line(error), 60)})"), speaks=self._speaks(lost)
-        )
+        what = f"lost a connection ({cut(first_line(error), 60)})"
+        return LostPeer(self._reason(lost, what), speaks=self._speaks(lost))
 
     def _watch(self) -> None:
         call, waited_s, woken_s = self._call, 0.0, now()
@@ -129,12 +128,9 @@ class Liveness:
             if waited_s < self._timeout_s:
                 continue
             if self._backend is None:
-                launch, at = self._launch, os.environ.get("MASTER_ADDR", "")
-                addressed = at and launch.launcher in ("mpirun", "srun")
-                where = f" (at {at}:{os.environ.get('MASTER_PORT')})" if addressed else ""
                 self._end(
-                    f"rank {launch.rank} of {launch.workers} waited {self._timeout_s:g} s for the other ranks to "
-                    f"start{where}; start all ranks with the same options, or raise --start-timeout-s"
+                    f"rank {self._launch.rank} of {self._launch.workers} waited {self._timeout_s:g} s for the other "
+                    "ranks to start; start all ranks with the same options, or raise --start-timeout-s"
                 )
             if not (lost := self._seen()) and waited_s < self._timeout_s * self.patience:
                 continue
@@ -142,9 +138,8 @@ class Liveness:
             if not self._speaks(lost) or (not lost and self._backend.rank > 0):
                 sleep(_GRACE_S)
             if self._call is call and not self._closed.is_set():
-                self._end(
-                    self._reason(lost, f"has waited {waited_s:.0f} s for others in step {self.step:,} ({call[0]})")
-                )
+                what = f"has waited {waited_s:.0f} s for others in step {self.step:,} ({call[0]})"
+                self._end(self._reason(lost, what))
 
     def _end(self, reason: str) -> NoReturn:
         """Say why and end this process: its training cannot be interrupted. A stopped one is ended by no launcher."""
@@ -170,20 +165,16 @@ class Liveness:
 
     def _reason(self, lost: Collection[int], what: str) -> str:
         """Return in one line who is lost, or `what` happened to this rank where nobody knows who is."""
+        backend, how = self._backend, "not come to the end of"
+        advice = "look at its last lines and its host, or raise --stall-timeout-s"
         if not lost:
-            backend = self._backend
-            return (
-                f"{self._names[backend.rank]} {what}, and {backend.name}/{backend.transport} {UNNAMED}; look at the "
-                "last lines of the others, or raise --stall-timeout-s"
-            )
-        names = ", ".join([self._names[rank] for rank in lost][:3]) + f" and {len(lost) - 3} more" * (len(lost) > 3)
-        how, advice = "not come to the end of", "look at what it does and at its host, or raise --stall-timeout-s"
+            return f"{self._names[backend.rank]} {what}, and {backend.name}/{backend.transport} {UNNAMED}; {advice}"
         here = [self._here[rank] for rank in lost if rank in self._here]
         if not all(alive.runs(*each) for each in here):
-            how = "died or left during"
-            advice = "look for its last lines above, or in the system's log for lack of memory"
+            how, advice = "died or left during", "look for its last lines, or for lack of memory in the system's log"
         elif any(alive.is_stopped(pid) for pid, _ in here):
             how, advice = "been stopped during", "look for what sent it a signal (SIGSTOP); it is ended with the run"
+        names = ", ".join([self._names[rank] for rank in lost][:3]) + f" and {len(lost) - 3} more" * (len(lost) > 3)
         return f"{names} {'has' if len(lost) == 1 else 'have'} {how} step {self.step:,}; {advice}"
 
 

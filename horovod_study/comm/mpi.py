@@ -5,7 +5,7 @@ hooks    buckets of gradients leave during backward, each with an all-reduce tha
 
 Gradients on a GPU are given to MPI where they are when it is CUDA-aware, and through page-locked host memory otherwise
 (always with hooks: Open MPI's all-reduce that does not block is not CUDA-aware).
-The parameter server is this backend with another way to average a part of the buffer, see `_exchange`.
+The parameter server is this backend with another way to average a part of the buffer.
 """
 
 import itertools
@@ -144,13 +144,25 @@ class MpiBackend(Averaging):
         self.settings["mpi_library"] = {"value": loaded_library(), "source": "loaded"}
         self.settings["cuda_aware"] = cuda_aware()
 
-    def _exchange(self, wire: torch.Tensor, buckets: list[Bucket]) -> Any:
-        """Return what makes the wire the sum over ranks; `buckets` cover it, in the order in which they will start.
+    def _prepare(self, buckets: list[Bucket]) -> None:
+        """Be ready to make the wire the sum over ranks; `buckets` cover it, in the order in which they will start."""
+        self._begun: list[Any] = []
 
-        `whole()` returns when all of it is the sum, `start(bucket)` begins with a part, from within backward, and
-        `finish()` returns when all parts that were begun are.
-        """
-        return _AllReduce(self._MPI, wire)
+    def _whole(self) -> None:
+        """Return when all of the wire is the sum."""
+        self._world.Allreduce(self._MPI.IN_PLACE, message(self._wire.tensor))
+
+    def _start(self, bucket: Bucket) -> None:
+        """Begin with a part of the wire, from within backward."""
+        part = message(self._wire.tensor[bucket.start : bucket.stop])
+        self._begun.append(self._world.Iallreduce(self._MPI.IN_PLACE, part))
+        # MPI moves data only while it is called: each new bucket pushes those before it.
+        self._MPI.Request.Testall(self._begun)
+
+    def _finish(self) -> None:
+        """Return when all parts that were begun are the sum."""
+        self._MPI.Request.Waitall(self._begun)
+        self._begun.clear()
 
     def bind(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         for parameter in model.parameters():
@@ -184,12 +196,12 @@ class MpiBackend(Averaging):
         if buffer.is_cuda:
             self.settings["staged"] = {"value": not device_pointers, "source": why}
         self._wire = _Wire(buffer, device_pointers=device_pointers)
-        self._way = self._exchange(self._wire.tensor, parts)
+        self._prepare(parts)
         return model, optimizer
 
     def _send(self, bucket: Bucket) -> None:
         self._wire.fill(bucket.start, bucket.stop)
-        self._way.start(bucket)
+        self._start(bucket)
 
     def exchange(self) -> None:
         if self.silent:
@@ -197,11 +209,11 @@ class MpiBackend(Averaging):
         if self.flat is not None:
             total = self.flat.buffer.numel()
             self._wire.fill(0, total)
-            self._way.whole()
+            self._whole()
             self._wire.deliver(0, total)
         elif self._buckets is not None:
             self._buckets.require_all_sent()
-            self._way.finish()
+            self._finish()
             self._wire.deliver(0, self._buckets.buffer.numel())
 
     def _silence(self, silent: bool) -> None:
@@ -220,27 +232,6 @@ class MpiBackend(Averaging):
 
     def close(self) -> None:
         self._MPI.Finalize()
-
-
-class _AllReduce:
-    def __init__(self, mpi: Any, wire: torch.Tensor) -> None:
-        self._MPI, self._wire = mpi, wire
-        self._world = mpi.COMM_WORLD
-        self._whole = message(wire)
-        self._begun: list[Any] = []
-
-    def whole(self) -> None:
-        self._world.Allreduce(self._MPI.IN_PLACE, self._whole)
-
-    def start(self, bucket: Bucket) -> None:
-        part = message(self._wire[bucket.start : bucket.stop])
-        self._begun.append(self._world.Iallreduce(self._MPI.IN_PLACE, part))
-        # MPI moves data only while it is called: each new bucket pushes those before it.
-        self._MPI.Request.Testall(self._begun)
-
-    def finish(self) -> None:
-        self._MPI.Request.Waitall(self._begun)
-        self._begun.clear()
 
 
 class PsBackend(MpiBackend):
@@ -268,8 +259,53 @@ class PsBackend(MpiBackend):
         asked = "shipped" if config.ps_servers == 1 else "asked"
         self.settings["ps_servers"] = {"value": config.ps_servers, "source": asked}
 
-    def _exchange(self, wire: torch.Tensor, buckets: list[Bucket]) -> Any:
-        return _Servers(self._MPI, wire, buckets, servers=self._config.ps_servers)
+    def _prepare(self, buckets: list[Bucket]) -> None:
+        """The same pieces are exchanged in every step: their messages are prepared once."""
+        # Messages of its own, which none of the backend's others can be mistaken for.
+        world, wire, tag = self._world.Dup(), self._wire.tensor, 0
+        others = [rank for rank in range(self.workers) if rank != self.rank]
+        self._pieces: list[list[_Piece]] = []  # by bucket
+        for bucket in buckets:
+            pieces: list[_Piece] = []
+            for server, (first, last) in enumerate(shares(wire.numel(), self._config.ps_servers)):
+                start, stop = max(bucket.start, first), min(bucket.stop, last)
+                if start >= stop:
+                    continue
+                part, inbox = wire[start:stop], None
+                receive = [world.Recv_init(message(part), source=server, tag=tag + 1)]
+                send = [world.Send_init(message(part), dest=server, tag=tag)]
+                if server == self.rank:
+                    inbox = wire.new_empty((len(others), stop - start))
+                    rows = zip(others, inbox, strict=True)
+                    receive = [world.Recv_init(message(row), source=rank, tag=tag) for rank, row in rows]
+                    send = [world.Send_init(message(part), dest=rank, tag=tag + 1) for rank in others]
+                pieces.append(_Piece(part, inbox, receive, send))
+                tag += 2
+            self._pieces.append(pieces)
+
+    def _whole(self) -> None:
+        self._start(Bucket(0, 0, 0))
+        self._finish()
+
+    def _start(self, bucket: Bucket) -> None:
+        for piece in self._pieces[bucket.number]:
+            self._MPI.Prequest.Startall(piece.send if piece.inbox is None else piece.receive)
+
+    def _finish(self) -> None:
+        everything = list(itertools.chain(*self._pieces))
+        for piece in everything:
+            if piece.inbox is not None:
+                self._MPI.Request.Waitall(piece.receive)
+                add_in_order(piece.part, piece.inbox, self.rank)
+                if piece.part.is_cuda:
+                    torch.cuda.current_stream(piece.part.device).synchronize()
+                self._MPI.Prequest.Startall(piece.send)
+        for piece in everything:
+            if piece.inbox is None:
+                self._MPI.Request.Waitall(piece.send)  # the sum arrives where this rank's part was
+                self._MPI.Prequest.Startall(piece.receive)
+        for piece in everything:
+            self._MPI.Request.Waitall(piece.receive if piece.inbox is None else piece.send)
 
 
 def shares(total: int, servers: int) -> list[tuple[int, int]]:
@@ -296,57 +332,3 @@ class _Piece(NamedTuple):
     inbox: torch.Tensor | None  # (workers - 1, n) on the server, None elsewhere
     receive: list[Any]  # on the server: everybody's part; elsewhere: the sum
     send: list[Any]  # on the server: the sum, to everybody; elsewhere: this rank's part
-
-
-class _Servers:
-    """The same pieces are exchanged in every step: their messages are prepared once."""
-
-    def __init__(self, mpi: Any, wire: torch.Tensor, buckets: list[Bucket], *, servers: int) -> None:
-        # Messages of its own, which none of the backend's can be mistaken for.
-        self._MPI, world = mpi, mpi.COMM_WORLD.Dup()
-        self._on_device = wire.is_cuda
-        self._rank, workers = world.Get_rank(), world.Get_size()
-        others = [rank for rank in range(workers) if rank != self._rank]
-        self._pieces: list[list[_Piece]] = []  # by bucket
-        tag = 0
-        for bucket in buckets:
-            pieces: list[_Piece] = []
-            for server, (first, last) in enumerate(shares(wire.numel(), servers)):
-                start, stop = max(bucket.start, first), min(bucket.stop, last)
-                if start >= stop:
-                    continue
-                part, inbox = wire[start:stop], None
-                receive = [world.Recv_init(message(part), source=server, tag=tag + 1)]
-                send = [world.Send_init(message(part), dest=server, tag=tag)]
-                if server == self._rank:
-                    inbox = wire.new_empty((len(others), stop - start))
-                    rows = zip(others, inbox, strict=True)
-                    receive = [world.Recv_init(message(row), source=rank, tag=tag) for rank, row in rows]
-                    send = [world.Send_init(message(part), dest=rank, tag=tag + 1) for rank in others]
-                pieces.append(_Piece(part, inbox, receive, send))
-                tag += 2
-            self._pieces.append(pieces)
-
-    def whole(self) -> None:
-        self.start(Bucket(0, 0, 0))
-        self.finish()
-
-    def start(self, bucket: Bucket) -> None:
-        for piece in self._pieces[bucket.number]:
-            self._MPI.Prequest.Startall(piece.send if piece.inbox is None else piece.receive)
-
-    def finish(self) -> None:
-        everything = [piece for pieces in self._pieces for piece in pieces]
-        for piece in everything:
-            if piece.inbox is not None:
-                self._MPI.Request.Waitall(piece.receive)
-                add_in_order(piece.part, piece.inbox, self._rank)
-                if self._on_device:
-                    torch.cuda.current_stream(piece.part.device).synchronize()
-                self._MPI.Prequest.Startall(piece.send)
-        for piece in everything:
-            if piece.inbox is None:
-                self._MPI.Request.Waitall(piece.send)  # the sum arrives where this rank's part was
-                self._MPI.Prequest.Startall(piece.receive)
-        for piece in everything:
-            self._MPI.Request.Waitall(piece.receive if piece.inbox is None else piece.send)

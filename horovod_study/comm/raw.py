@@ -9,8 +9,6 @@ A raw transport is opened beside a backend that is already connected, whichever 
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -20,8 +18,8 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from horovod_study.comm import gpus
 from horovod_study.comm.base import Backend, fail_together
-from horovod_study.comm.launch import detect, load_mpi, require_connection, require_launchers_mpi
-from horovod_study.errors import BackendError, first_line, nearest
+from horovod_study.comm.launch import detect, load_mpi, meeting_at, require_connection, require_launchers_mpi
+from horovod_study.errors import BackendError, nearest
 
 TRANSPORTS = ("mpi", "gloo", "nccl")
 
@@ -175,11 +173,11 @@ class _GroupRaw(Raw):
         one_host = len(set(hosts)) == 1
         address = "127.0.0.1" if one_host else hosts[0]  # names of single machines often resolve to nothing
         own: Any = None
-        with self._connecting(backend, address):
+        with fail_together(backend), meeting_at(address, 0, backend.rank):
             if backend.rank == 0:
                 own = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
         port = backend.gather(own.port if own else None)[0]
-        with self._connecting(backend, f"{address}:{port}"):
+        with fail_together(backend), meeting_at(address, port, backend.rank):
             self._store = own or TCPStore(address, port, is_master=False, timeout=timeout)
             store = PrefixStore(f"horovod_study/{transport}/{_opened}", self._store)
             if transport == "nccl":
@@ -191,17 +189,6 @@ class _GroupRaw(Raw):
         # NCCL connects at the first collective, Gloo in part: not what a measurement should see.
         self.allreduce_(torch.zeros(1, device=self.device))
         self.settle()
-
-    @contextmanager
-    def _connecting(self, backend: Backend, where: str) -> Iterator[None]:
-        with fail_together(backend):
-            try:
-                yield
-            except (RuntimeError, OSError) as error:
-                raise BackendError(
-                    f"{self.name}: the ranks cannot meet at {where} ({first_line(error)}); where hosts have several "
-                    "networks, set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME"
-                ) from None
 
     def allreduce_(self, tensor: torch.Tensor) -> None:
         self._group.allreduce([tensor]).wait()

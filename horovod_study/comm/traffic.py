@@ -3,8 +3,7 @@
 A few all-reduces of known size run at the start, over the way that training uses, and what has moved meanwhile says
 where they passed:
 
-    TCP             the bytes each of this process's own connections received (TCP_INFO); where the system does not
-                    report, the counters of the interfaces (/proc/net/dev), less what passes when the run is quiet
+    TCP             the bytes each of this process's own connections received (TCP_INFO)
     InfiniBand      port_xmit_data of every port, in units of 4 bytes, less what passes when the run is quiet
     shared memory   nothing else moved between workers of one host; a segment of MPI in /proc/self/maps confirms it
 
@@ -39,19 +38,13 @@ from horovod_study.measure.clock import now, sleep
 if TYPE_CHECKING:
     from horovod_study.comm import Backend
 
-SHARE, _SHARE_AMONG_HOSTS = 1 / 2, 1 / 8
-"""Of what must move, so much makes a way the one that was used: in general, and within one of several hosts."""
-
 _SEGMENTS = re.compile(r"/\S*(?:vader_segment|sm_segment|osc_rdma|ucx_shm|psm[23]_shm|mpich_shm|nccl-)\S*")
 _BYTES_RECEIVED = 128  # offset of tcpi_bytes_received, 8 bytes, in struct tcp_info of Linux 4.1 and later
-
-
 Reading = Mapping[str, Any]
 """Counters at one moment, or what moved on a host; bytes. None: the system does not report it, or it was not read.
 
-connections: interface -> received by this process over TCP, lo is this host; interfaces: interface -> sent by all;
-infiniband: infiniband:mlx5_0 or roce:mlx5_0 -> sent by all; segments of shared memory, from MPI or NCCL. What moved is
-that of the connections of all ranks of the host, elsewhere without background.
+connections: interface -> received by this process (what moved: by all ranks of the host) over TCP, lo is this host;
+infiniband: infiniband:mlx5_0 or roce:mlx5_0 -> sent by all; segments of shared memory, from MPI or NCCL.
 """
 
 
@@ -92,15 +85,12 @@ def read(
 ) -> Reading:
     """Return this process's counters and, with `whole_host`, those that all processes of the host share."""
     ports: Counter[str] = Counter()
-    found: dict[str, Any] = {"connections": connections(), "interfaces": None, "infiniband": None, "segments": []}
+    found: dict[str, Any] = {"connections": connections(), "infiniband": None, "segments": []}
     with suppress(OSError):
         maps = (proc / "self" / "maps").read_text(errors="replace")
         found["segments"] = sorted({Path(name).name for name in _SEGMENTS.findall(maps)})
     if not whole_host:
         return found
-    with suppress(OSError):  # after eight columns of what was received
-        rows = re.findall(r"^ *([^ :\n]+): *(?:\d+ +){8}(\d+) ", (proc / "net" / "dev").read_text(), re.MULTILINE)
-        found["interfaces"] = {name: int(sent) for name, sent in rows}
     for port in sorted(system.glob("class/infiniband/*/ports/*")):
         with suppress(OSError, ValueError):
             ethernet = (port / "link_layer").read_text().strip() == "Ethernet"
@@ -110,17 +100,11 @@ def read(
 
 
 def moved(before: Mapping[str, int] | None, after: Mapping[str, int] | None) -> dict[str, int] | None:
-    """Return what counters grew by; one that was smaller before is new or had a full turn of 32 bits."""
+    """Return what counters grew by; one that was larger before began again, as that of a new connection."""
     if before is None or after is None:
         return None
-    found = {}
-    for name, value in after.items():
-        grown = value - before.get(name, 0)
-        if grown < 0:
-            turned = grown + 2**32 * (4 if name.startswith(("infiniband:", "roce:")) else 1)  # ports count 4 bytes
-            grown = turned if turned >= 0 else value
-        found[name] = grown
-    return found
+    grown = {name: value - before.get(name, 0) for name, value in after.items()}
+    return {name: after[name] if value < 0 else value for name, value in grown.items()}
 
 
 def without_background(
@@ -158,14 +142,13 @@ def judge(found: Reading, need: Need) -> tuple[list[str] | None, str]:
 
     "shared memory" is confirmed by a segment; "memory" is not, and may also be direct copies from process to process.
     """
-    tcp = found["interfaces"] if found["connections"] is None else found["connections"]
-    if tcp is None:
-        return None, "the system shows neither this process's connections nor /proc/net/dev"
+    if (tcp := found["connections"]) is None:
+        return None, "the system does not show this process's connections"
     ports, loopback, path = dict(found["infiniband"] or {}), {"tcp:lo": tcp.get("lo", 0)}, list[str]()
     came = loopback["tcp:lo"]
     if need.between > 0:
         outside = {f"tcp:{name}": value for name, value in tcp.items() if name != "lo"}
-        both, enough = {**outside, **ports}, SHARE * need.between
+        both, enough = {**outside, **ports}, need.between / 2
         # TCP first: over an InfiniBand interface (ib0) it moves the counters of the port as well.
         path += _used(outside, enough) or _used(ports, enough)
         if not path:
@@ -176,7 +159,7 @@ def judge(found: Reading, need: Need) -> tuple[list[str] | None, str]:
             )
         came += sum(both[name] for name in path)
     if need.within > 0:
-        enough = need.within * (SHARE if need.between == 0 else _SHARE_AMONG_HOSTS)
+        enough = need.within / (2 if need.between == 0 else 8)
         used = _used(loopback, enough) or (_used(ports, enough) if need.between == 0 else [])
         if not used and need.total - came >= enough:  # so much came on no way that counts bytes
             used = ["shared memory" if found["segments"] else "memory"]
@@ -223,12 +206,10 @@ def watch(
         synchronise()
     backend.barrier()
     end = counters(whole_host=first)
-    mine = {"connections": moved(quiet["connections"], end["connections"]), "segments": end["segments"]}
-    over_s = {"total_s": now() - began, "quiet_s": quiet_s}
-    for name in ("interfaces", "infiniband"):
-        before, idle, after = (each[name] for each in (start, quiet, end))
-        mine[name] = without_background(moved(idle, after), moved(before, idle), **over_s)
-    everybody = backend.gather(mine)
+    before, idle, after = (each["infiniband"] for each in (start, quiet, end))
+    ports = without_background(moved(idle, after), moved(before, idle), total_s=now() - began, quiet_s=quiet_s)
+    connections = moved(quiet["connections"], end["connections"])
+    everybody = backend.gather({"connections": connections, "infiniband": ports, "segments": end["segments"]})
     paths, reason, needed = dict[str, list[str] | None](), "", dict[str, Any]()
     for host in dict.fromkeys(hosts):
         ranks = [number for number, name in enumerate(hosts) if name == host]
@@ -238,9 +219,9 @@ def watch(
         parts, sums = [everybody[number]["connections"] for number in ranks], Counter[str]()
         for part in parts:
             sums.update(part)
-        shared = {name: everybody[ranks[0]][name] for name in ("interfaces", "infiniband")}
         segments = sorted({name for number in ranks for name in everybody[number]["segments"]})
-        found = {"connections": None if None in parts else dict(sums), **shared, "segments": segments}
+        found = {"connections": None if None in parts else dict(sums), "segments": segments}
+        found["infiniband"] = everybody[ranks[0]]["infiniband"]
         paths[host], why = judge(found, need)
         if total_bytes < 64_000:
             few = "are too few to be distinguished from a library's own messages"
@@ -265,9 +246,10 @@ def told_by_nccl(found: Mapping[str, Any], logs: Sequence[Mapping[str, Any]], ho
     return {"path": together, "reason": reason, "ranks": ranks, "evidence": {**found["evidence"], "nccl": list(logs)}}
 
 
-_USING = re.compile(r"NET/(IB|Socket) : Using (.*)")
-_MERGED = re.compile(r"\[(\d+)\]=\{([^}]*)\}")  # several ports used as one: [0]={[0] mlx5_0:1/IB, [1] mlx5_1:1/IB}
-_PORT = re.compile(r"(?:\[(\d+)\] ?)([^\s:{}]+):\d+/(IB|RoCE)")
+_USING = re.compile(r"NET/(IB|Socket) : Using (.*?)(?:; OOB.*)?$", re.MULTILINE)
+_DEVICE = re.compile(
+    r"\[(\d+)\](?:=\{([^}]*)\}|(\S+))"
+)  # several ports may be one: [0]={[0] mlx5_0:1/IB, [1] mlx5_1:1/IB}
 _VIA = re.compile(r"\bvia (P2P|SHM|NET|COLLNET)/(AWS Libfabric|[A-Za-z]\w*(?: pointer)?)(?:/(\d+))?")
 
 
@@ -280,48 +262,41 @@ def parse(text: str) -> dict[str, Any]:
     ofi:efa; empty where no line tells of a channel.
     """
     version = re.search(r"NCCL version (\d[\w.+-]*)", text)
-    ports: dict[int, list[tuple[str, str]]] = {}  # number of an InfiniBand device -> its ports: link and name
-    interfaces: dict[int, str] = {}
-    provider = ""
-    for line in text.splitlines():
-        if using := _USING.search(line):
-            listed = using[2].split("; OOB")[0]
-            if using[1] == "Socket":
-                interfaces |= {int(n): name for n, name in re.findall(r"\[(\d+)\]([^\s:{}]+):", listed)}
-                continue
-            merged = {number: _PORT.findall(inside) for number, inside in _MERGED.findall(listed)}
-            single = {each[0]: [each] for each in _PORT.findall(_MERGED.sub("", listed))}
-            for number, found in {**merged, **single}.items():
-                ports[int(number)] = [(link, name) for _, name, link in found]
-        elif virtual := re.search(r"Made virtual device \[(\d+)\] name=(\S+)", line):
-            links = {name: link for known in ports.values() for link, name in known}
-            ports[int(virtual[1])] = [(links.get(name, "IB"), name) for name in virtual[2].split("+")]
-        elif selected := re.search(r"NET/OFI Selected [Pp]rovider is ([\w;-]+)", line):
-            provider = selected[1]
-
-    def ways_of(kind: str, way: str, number: int) -> set[str]:
-        """Return one channel's way in this project's words."""
-        if kind == "COLLNET" and way != "Socket":  # summed in InfiniBand's switches, which have numbers of their own
-            return {"infiniband"}
-        if way.startswith("IB") and kind == "NET":  # IB, and the plugins IBext, IBext_v8
-            links = {f"{'roce' if link == 'RoCE' else 'infiniband'}:{name}" for link, name in ports.get(number, [])}
-            return links or {"infiniband"}
-        tcp = f"tcp:{interfaces[number]}" if number in interfaces else "tcp"
-        ofi = f"ofi:{provider}" if provider else "ofi"
-        words = {"Socket": tcp, "OFI": ofi}
-        net = ofi if "Libfabric" in way else words.get(way, way.strip())
-        return {{"P2P": "p2p", "SHM": "shared memory"}.get(kind, net)}
+    ports: dict[str, list[str]] = {}  # number of an InfiniBand device -> its ports
+    links: dict[str, str] = {}  # port -> IB or RoCE
+    interfaces: dict[str, str] = {}
+    for kind, listed in _USING.findall(text):
+        for number, several, one in _DEVICE.findall(listed):
+            if kind == "Socket":
+                interfaces[number] = one.split(":")[0]
+            else:
+                found = re.findall(r"([^\s:]+):\d+/(IB|RoCE)", several or one)
+                ports[number] = [name for name, _ in found]
+                links |= dict(found)
+    for number, names in re.findall(r"Made virtual device \[(\d+)\] name=(\S+)", text):
+        ports[number] = names.split("+")
+    provider = "".join(re.findall(r"NET/OFI Selected [Pp]rovider is ([\w;-]+)", text)[-1:])
 
     paths: Counter[str] = Counter()
     ways: set[str] = set()
-    for line in text.splitlines():
-        if via := _VIA.search(line):
-            paths[f"{via[1]}/{via[2]}".removesuffix(" pointer")] += 1
-            ways |= ways_of(via[1], via[2], int(via[3] or -1))
-        elif re.search(r"\bvia direct shared memory", line):  # NCCL before 2.12
-            paths["SHM/direct"] += 1
-            ways.add("shared memory")
-    nets = [f"{link} {name}" for known in ports.values() for link, name in known]
+    for kind, way, number in _VIA.findall(text):
+        paths[f"{kind}/{way}".removesuffix(" pointer")] += 1
+        if kind in ("P2P", "SHM"):
+            ways.add({"P2P": "p2p", "SHM": "shared memory"}[kind])
+        elif kind == "NET" and way.startswith("IB"):  # IB, and the plugins IBext, IBext_v8
+            named = {
+                f"{'roce' if links.get(port) == 'RoCE' else 'infiniband'}:{port}" for port in ports.get(number, [])
+            }
+            ways |= named or {"infiniband"}
+        elif way == "Socket":
+            ways.add(f"tcp:{interfaces[number]}" if number in interfaces else "tcp")
+        elif kind == "COLLNET":  # summed in InfiniBand's switches, which have numbers of their own
+            ways.add("infiniband")
+        elif way == "OFI" or "Libfabric" in way:
+            ways.add(f"ofi:{provider}" if provider else "ofi")
+        else:
+            ways.add(way)
+    nets = [f"{links.get(port, 'IB')} {port}" for known in ports.values() for port in known]
     nets += [f"Socket {name}" for name in interfaces.values()] + [f"OFI {provider}"] * bool(provider)
     told = {"version": version[1] if version else None, "nets": list(dict.fromkeys(nets))}
     return {**told, "paths": dict(sorted(paths.items())), "path": sorted(ways)}
@@ -348,16 +323,13 @@ class Capture:
     def read(self) -> dict[str, Any]:
         """Return `parse` of the log so far, with "reason" saying why "path" is empty where it is."""
         text, reason = "", "NCCL's log names no channel; set NCCL_DEBUG=INFO"
+        try:
+            text = Path(self._file).read_text(encoding="utf-8", errors="replace") if self._file else ""
+        except OSError as error:
+            reason = f"NCCL's log {self._file} cannot be read ({error.strerror})"
         if not self._file:
-            reason = (
-                "NCCL_DEBUG is set without NCCL_DEBUG_FILE, so NCCL's log went elsewhere; leave NCCL_DEBUG out, or set "
-                "NCCL_DEBUG=INFO and NCCL_DEBUG_FILE=/tmp/nccl.%h.%p"
-            )
-        else:
-            try:
-                text = Path(self._file).read_text(encoding="utf-8", errors="replace")
-            except OSError as error:
-                reason = f"NCCL's log {self._file} cannot be read ({error.strerror})"
+            reason = "NCCL_DEBUG is set without NCCL_DEBUG_FILE; leave NCCL_DEBUG out, or set NCCL_DEBUG=INFO and "
+            reason += "NCCL_DEBUG_FILE=/tmp/nccl.%h.%p"
         found = parse(text)
         return {**found, "reason": "" if found["path"] else reason}
 

@@ -137,31 +137,30 @@ def _write_references(job: Mapping[str, Any], launch: Launch) -> dict[str, Any]:
 
 def _missing() -> dict[str, str | None]:
     """Return for each runtime why it cannot be used here, None where it can."""
-    named, unloaded = builds.available(), ""
+    named, unloaded, built = builds.available(), "", list[str]()
     try:
         import horovod.torch as hvd
     except ImportError as error:
-        built, unloaded = [], f"Horovod cannot be loaded ({error})"
+        unloaded = f"Horovod cannot be loaded ({error})"
     else:
         built = [name for name in ("mpi", "gloo", "nccl") if getattr(hvd, f"{name}_built")()]
     search = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    reasons: dict[str, str | None] = {}
-    for runtime in RUNTIMES:
-        library, _, transport = runtime.partition("/")
-        launcher = {"horovod": "horovodrun", "mpi": "mpirun", "ps": "mpirun"}.get(library)
-        reason = None
+
+    def reason(library: str, transport: str) -> str | None:
         if transport == "nccl" and not torch.cuda.is_available():
-            reason = "PyTorch sees no GPU"
-        elif library == "horovod" and transport not in (*named, *built):
-            reason = unloaded or f"Horovod was built without {transport} (it has {', '.join(built)})"
-        elif library == "ddp" and not getattr(dist, f"is_{transport}_available")():
-            reason = f"this PyTorch was built without {transport}"
-        elif library in ("mpi", "ps") and importlib.util.find_spec("mpi4py") is None:
-            reason = "mpi4py is not installed"
-        elif launcher and shutil.which(launcher, path=search) is None:
-            reason = f"the program {launcher} is neither beside {sys.executable} nor on PATH"
-        reasons[runtime] = reason
-    return reasons
+            return "PyTorch sees no GPU"
+        if library == "horovod" and transport not in (*named, *built):
+            return unloaded or f"Horovod was built without {transport} (it has {', '.join(built)})"
+        if library == "ddp" and not getattr(dist, f"is_{transport}_available")():
+            return f"this PyTorch was built without {transport}"
+        if library in ("mpi", "ps") and importlib.util.find_spec("mpi4py") is None:
+            return "mpi4py is not installed"
+        launcher = {"horovod": "horovodrun", "mpi": "mpirun", "ps": "mpirun"}.get(library)
+        if launcher and shutil.which(launcher, path=search) is None:
+            return f"the program {launcher} is neither beside {sys.executable} nor on PATH"
+        return None
+
+    return {each: reason(*each.partition("/")[::2]) for each in RUNTIMES}
 
 
 def _compare(job: Mapping[str, Any], launch: Launch) -> dict[str, Any]:

@@ -60,29 +60,26 @@ def judged(found: Mapping[str, Any]) -> dict[str, Any]:
     else:
         bound = "loading" if loads["max"] < cached["min"] else "either"
     other = "another loader may help" if waiting >= 0.05 else ""
-    who, digits, but, advice = {
-        "computing": ("computing bounds the run", ".3g", "", other),
+    one_after_the_other = 1 / (1 / loads["median"] + 1 / cached["median"])
+    if bound == "computing" and found["together"]["median"] < 0.85 * one_after_the_other:
+        other = "that is slower than one after the other: loader processes or other programs take the cores"
+    who, but, advice = {
+        "computing": ("computing bounds the run", "", other),
         "competition": (
-            *("loading and computing compete for the cores", ".3g", ", but does not keep up beside it"),
+            *("loading and computing compete for the cores", ", but does not keep up beside it"),
             "use a loader without processes, or give them cores of their own",
         ),
-        "loading": (
-            *("loading bounds the run", ".2f", ""),
-            "use another loader, or more loader processes where cores are free",
-        ),
+        "loading": ("loading bounds the run", "", "use another loader, or more loader processes where cores are free"),
         "either": (
-            *("neither bounds the run by itself", ".2f", ", and the rounds overlap"),
+            *("neither bounds the run by itself", ", and the rounds overlap"),
             "use another loader, or measure longer",
         ),
     }[bound]
-    # slower than one after the other: they hinder each other
-    one_after_the_other = 1 / (1 / loads["median"] + 1 / cached["median"])
-    if bound == "computing" and found["together"]["median"] < 0.85 * one_after_the_other:
-        advice = "that is slower than one after the other: loader processes or other programs take the cores"
+    digits = ".3g" if loads["min"] > cached["max"] else ".2f"
     verdict = (
-        f"{who}: this loader alone brings {ratio:{digits}} times the curves the step takes{but}; waiting for data is "
-        f"{100 * waiting:.1f} % of a step, and both together reach {100 * found['of_cached']['median']:.0f} % of "
-        f"computing alone{advice and f'; {advice}'}"
+        f"{who}: this loader alone brings {ratio:{digits}} times the curves the step takes{but}; "
+        f"waiting for data is {100 * waiting:.1f} % of a step, and both together reach "
+        f"{100 * found['of_cached']['median']:.0f} % of computing alone{advice and f'; {advice}'}"
     )
     return {**found, "bound": bound, "verdict": verdict}
 
@@ -172,9 +169,7 @@ def compare_loaders(
         "rounds": rounds,
         "seconds": seconds,
         "loaders": [
-            judged(
-                {"loader": name, "note": notes[name], **{key: spread([run[key] for run in runs]) for key in runs[0]}}
-            )
+            judged({"loader": name, "note": notes[name]} | {key: spread([run[key] for run in runs]) for key in runs[0]})
             for name, runs in found.items()
         ],
     }

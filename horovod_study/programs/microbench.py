@@ -151,11 +151,9 @@ def launch_latency(*, seconds: float) -> dict[str, float]:
     """Measure what launching a kernel takes on a GPU, one by one and inside a CUDA graph.
 
     The kernel adds 1 to a number, so each waits for the one before: what it takes is launching, not work. A graph of k
-    kernels takes r + (k - 1) g to replay, so g = (t(k) - t(1)) / (k - 1) from a graph of k = 1000 and one of a single
-    kernel; r = t(1). Each turn lasts about `seconds`. Returns medians over the rounds, with smallest and largest:
-    `host_s`, the host's time for one call of PyTorch while it does not wait (no loop can be faster eagerly); `eager_s`
-    and `graph_s`, from one kernel to the next, called one by one and inside a graph; `replay_s`, from one replay to the
-    next of a graph with a single kernel.
+    kernels takes r + (k - 1) g to replay, so g = (t(k) - t(1)) / (k - 1); r = t(1). Each turn lasts about `seconds`.
+    Returns medians over the rounds, with smallest and largest: `host_s`, of the host for one call that it does not wait
+    for; `eager_s` and `graph_s`, from one kernel to the next; `replay_s`, from one replay of one kernel to the next.
     """
     kernels, rounds = 1000, 5
     where = torch.device("cuda")
@@ -436,10 +434,8 @@ def measure_collectives(
 
 def in_words(size: int) -> str:
     """Return a size in bytes for readers, in powers of 1024 where it is a whole number of them."""
-    for unit, factor in (("MB", 2**20), ("kB", 2**10)):
-        if size >= factor and size % factor == 0:
-            return f"{size // factor} {unit}"
-    return f"{size:,} B"
+    whole = (f"{size // factor} {unit}" for unit, factor in (("MB", 2**20), ("kB", 2**10)) if size % factor == 0)
+    return next(whole, f"{size:,} B")
 
 
 def _measure_copies(backend: Backend, *, rounds: int, seconds: float) -> list[dict[str, Any]]:
