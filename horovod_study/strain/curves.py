@@ -5,35 +5,27 @@ wide    CSV or Parquet, a pair of columns a specimen: S1_strain, S1_stress, S2_s
 .npy    X (N, 3, L): strain, stress, flag 1 on data and 0 on padding at the left; Y (N, 2) beside it; memory-mapped
 
 Nothing is repaired and no unit is guessed: what is wrong is a DataError of one line that names file, specimen, row,
-value and remedy. Nothing is unpickled. Everything that was done to the curves is written down with the data set.
-
-Every import fits the law tau = G0/a (1 - exp(-a gamma)) to its curves by least squares, which shows wrong units, wrong
-columns and curves that it does not describe. The fit is by variable projection: for a given a the best G0 is known,
-G0 = <phi, tau> / <phi, phi> with phi = (1 - exp(-a gamma))/a, so that one parameter is left per curve. It starts from
-the best of a few values and goes on by Gauss-Newton (with Kaufman's derivative of the projected residual), halving a
-step that does not help. Letters: N curves, B of them in a block, n or L points, P = 2 targets.
+value and remedy. Nothing is unpickled. The law is fitted to the curves, which shows wrong units, wrong columns and
+curves that it does not describe. Letters: N curves, B of them in a block, n or L points, P = 2 targets.
 """
 
 import hashlib
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import Field, create_model
 
 import horovod_study
 from horovod_study.config.documents import open_file
-from horovod_study.config.doors import Form, accept
 from horovod_study.errors import DataError, first_line, nearest, refuse
 from horovod_study.strain import dataset, material, room
 from horovod_study.text.words import plural
@@ -53,23 +45,24 @@ UNITS = {
 }
 """Units of each channel and what one of them is as a ratio of strain or in MPa."""
 
-_ALSO = {"-": "1", "mm/mm": "1", "in/in": "1", "percent": "%", "n/mm2": "MPa", "n/mm\u00b2": "MPa"}
-_WORDS = {unit.lower(): unit for known in UNITS.values() for unit in known} | _ALSO
+_WORDS = {unit.lower(): unit for known in UNITS.values() for unit in known}
+_WORDS |= {"-": "1", "mm/mm": "1", "in/in": "1", "percent": "%", "n/mm2": "MPa", "n/mm\u00b2": "MPa"}
 _PAIRS = {"prepared_data.train": "parameter.train", "X.npy": "Y.npy", "curves.npy": "targets.npy"}
 _BLOCK = 2000  # curves that are read, checked and written at a time
-MISFIT_OF_PEAK = 0.05
-"""A fit whose rms exceeds this part of the largest stress does not describe the curve."""
+_MISFIT = 0.05  # a fit whose rms exceeds this part of the largest stress does not describe the curve
 _LAW, _VARIANCES = ["g0_mpa", "a"], ["g0_variance", "a_variance"]  # columns of fits
 _OnProgress = Callable[[str, int, int], None] | None  # called with what is done, done, in all
 _FITTED = 20_000  # curves at most; of more curves an even sample
 _Array = NDArray[np.float64]
+_Told = Callable[[Any, int], tuple[str, Any]]  # mask, first place in it -> its name, values for texts
 _Words = Mapping[str, str]
 _refuse = partial(refuse, error=DataError)
-_MOST_COLUMNS = 20_000  # of a table: pandas takes half a minute for ten times as many
-_AS_READ = "FILE, sep=';', decimal=',', skiprows=0, encoding='cp1252'"
 _NEGATE = "multiply the column by -1"
 _SLOPES = (200, 15000)  # plausible initial slopes in MPa
-_REWRITE = f"in pandas read_csv({_AS_READ}).to_csv('new.csv', index=False) writes it again"
+_REWRITE = (
+    "in pandas read_csv(FILE, sep=';', decimal=',', skiprows=0, encoding='cp1252').to_csv('new.csv', index=False) "
+    "writes it again"
+)
 
 
 class CurveBlock(NamedTuple):
@@ -106,16 +99,15 @@ class CurveSet:
         """Return how a curve is called in messages."""
         return f"curve {number}" if self.names is None else f"specimen {self.names[number]!r}"
 
-    def blocks(self, *, any_modulus: bool = False, checked: bool = False) -> Iterator[tuple[int, CurveBlock]]:
+    def blocks(self, *, any_modulus: bool = False) -> Iterator[tuple[int, CurveBlock]]:
         """Yield (number of the first curve, its block); raise DataError for the first thing that is wrong.
 
-        `any_modulus` accepts any initial slope. What was `checked` before is not checked again.
+        `any_modulus` accepts any initial slope.
         """
         for low in range(0, self.size, _BLOCK):
             points = self.read(low, min(low + _BLOCK, self.size))
-            if not checked:
-                with np.errstate(all="ignore"):
-                    _check(self, low, points, _CHECKS[:-1] if any_modulus else _CHECKS)
+            with np.errstate(all="ignore"):
+                _check(self, low, points, _CHECKS[:-1] if any_modulus else _CHECKS)
             yield low, points
 
 
@@ -142,10 +134,10 @@ def open_curves(
 def assignments(option: str, text: str | None, allowed: Iterable[str]) -> dict[str, str]:
     """Return what an option's text says: 'strain=%,stress=MPa' gives {"strain": "%", "stress": "MPa"}."""
     said = dict(each.strip().partition("=")[::2] for each in (text or "").split(",") if each)
-    fields: dict[str, Any] = dict.fromkeys(allowed, (Annotated[str, Field(min_length=1)], ""))
-    form, again = create_model("Words", __base__=Form, **fields), f"write {next(iter(fields))}=..."
-    found: dict[str, str] = accept(form, said, option, error=DataError, again=again).model_dump(exclude_unset=True)
-    return found
+    for name, value in said.items():
+        unknown = f"unknown key {name!r}{nearest(name, allowed)}; allowed: {', '.join(allowed)}"
+        _refuse(option, (name not in allowed, unknown), (not value, f"{name} is given no value; write {name}=..."))
+    return said
 
 
 def to_channels(points: CurveBlock) -> NDArray[np.float32]:
@@ -179,13 +171,8 @@ def _reading(path: Path, what: str, remedy: str, *errors: type[Exception]) -> It
         raise DataError(f"{path}: {what} ({why}); {remedy}") from None
 
 
-def _hold_each(
-    rules: Iterable[tuple[Any, str, str]], told: Callable[[Any, int], tuple[str, Mapping[str, Any]]]
-) -> None:
-    """Raise DataError for the first rule, (broken where, what is wrong, what to do), that is broken anywhere.
-
-    `told` gives for the mask and the first place in it how that place is called, and values that the texts name.
-    """
+def _hold_each(rules: Iterable[tuple[Any, str, str]], told: _Told) -> None:
+    """Raise DataError for the first rule, (broken where, what is wrong, what to do), that is broken anywhere."""
     for broken, what, remedy in rules:
         if broken.any():
             where, said = told(broken, int(np.argmax(broken)))
@@ -193,7 +180,7 @@ def _hold_each(
             raise DataError(f"{where}: {what.format_map(said)}{more}; {remedy.format_map(said)}")
 
 
-def _row_of(frame: pd.DataFrame, source: str) -> Callable[[Any, int], tuple[str, Any]]:
+def _row_of(frame: pd.DataFrame, source: str) -> _Told:
     return lambda broken, at: (f"{source} {frame.index[at]}", frame.iloc[[at]].to_dict("records")[0])
 
 
@@ -288,11 +275,13 @@ def _table(path: Path) -> tuple[pd.DataFrame, str]:
     _refuse(str(path), (not isinstance(frame.index, pd.RangeIndex), more))
     frame.index += 1 if parquet else 2
     frame = frame.rename(columns=lambda name: str(name).strip()).dropna(how="all")
-    found = Counter(frame.columns)
-    bases = {name: re.sub(r"\.\d+$", "", name) for name in found}  # "F.1" is the second "F" of a file
-    twice = [name for name, base in bases.items() if found[name] > 1 or (base != name and base in found)]
-    names = f"two columns are {', '.join(map(repr, twice[:1]))}; export it again"
-    _refuse(str(path), (twice, names), (frame.empty, "has no rows; export it again"))
+    bases = [re.sub(r"\.\d+$", "", name) for name in frame]  # "F.1" is the second "F" of a file
+    twice = [base for place, base in enumerate(bases) if base in bases[:place] and base in frame]
+    _refuse(
+        str(path),
+        (twice, f"two columns are {_listed(twice)}; export it again"),
+        (frame.empty, "has no rows; export it again"),
+    )
     return frame, "row" if parquet else "line"
 
 
@@ -300,15 +289,9 @@ def _separator(path: Path) -> str:
     """Return what is between the columns: the mark of which the first two lines hold equally many."""
     with open_file(path) as stream:
         head = stream.read(1 << 20)
+    _refuse(str(path), (b"\0" in head, "is no text in UTF-8; save the table as CSV"))
     first, second, *_ = (*head.decode("utf-8-sig", "replace").splitlines(), "", "")
     marks = [mark for mark in ";\t|," if mark in first]
-    wide = f"has more than {_MOST_COLUMNS:,} columns; import a row a point, or X.npy and Y.npy"
-    _refuse(
-        str(path),
-        (not head.strip(), "is empty; save the table as CSV"),
-        (b"\0" in head, "is no text in UTF-8; save the table as CSV"),
-        (any(first.count(mark) > _MOST_COLUMNS for mark in marks), wide),
-    )
     alike = [mark for mark in marks if first.count(mark) == second.count(mark)]
     return next(iter(alike), max(marks, key=first.count, default=r"\s+"))
 
@@ -507,7 +490,6 @@ def import_curves(
     few = few and f"{few}; every fourth is a test curve, 4 are needed at least; add some"
     once = f"has {found} targets G0 and a; give them once, as columns G0 and a, by --targets, or by --label lsq"
     _refuse(str(curves.path), (few, few), (unclear, once))
-    room.need_disk(out, curves.size * dataset.BYTES_PER_CURVE, f"a data set of {curves.size:,} curves")
     given = None if curves.targets is None else _labels(curves, curves.targets, target_bounds)
     fits, counts = _checked(curves, label, any_modulus, on_progress)
     targets, bounds, bounds_from = given or _labels(curves, fits[_LAW].to_numpy(), target_bounds)
@@ -530,12 +512,12 @@ def import_curves(
     }
     dataset.write_imported(
         out,
-        (to_channels(points) for _, points in curves.blocks(checked=True)),
+        lambda low, high: to_channels(curves.read(low, high)),
         ((targets - bounds[:, 0]) / (bounds[:, 1] - bounds[:, 0])).astype(np.float32),
         target_bounds=bounds,
         provenance=provenance,
         floor=_floor(fits, bounds) if label is None else None,
-        on_progress=on_progress and (lambda done, total: on_progress("writing", done, total)),
+        on_progress=on_progress and partial(on_progress, "writing"),
     )
     return provenance
 
@@ -628,7 +610,7 @@ def _doubts(curves: CurveSet, fits: pd.DataFrame, given: _Array | None) -> list[
     doubts = []
     for wrong, text in (
         (outside, "G0 or a outside 1000 to 3000 MPa and 25 to 45: networks trained on generated curves extrapolate"),
-        (relative > MISFIT_OF_PEAK, "rms above 5 % of the peak: the saturating law does not describe them"),
+        (relative > _MISFIT, "rms above 5 % of the peak: the saturating law does not describe them"),
     ):
         shown = [
             f"{curves.name(fits.index[k])} (G0 {found[k, 0]:.4g} MPa, a {found[k, 1]:.3g}, "
@@ -647,7 +629,7 @@ def _doubts(curves: CurveSet, fits: pd.DataFrame, given: _Array | None) -> list[
 def _floor(fits: pd.DataFrame, bounds: _Array) -> dict[str, Any] | None:
     """Return the statistical floor with noise levels from the residuals, None where the law does not describe them."""
     each = fits[_VARIANCES].to_numpy()[fits.index % 4 == 3] / (bounds[:, 1] - bounds[:, 0]) ** 2
-    if (fits.rms_mpa > MISFIT_OF_PEAK * fits.peak_mpa).any() or not np.isfinite(each).all():
+    if (fits.rms_mpa > _MISFIT * fits.peak_mpa).any() or not np.isfinite(each).all():
         return None
     return material.floor(each.sum(axis=0), len(each), target_bounds=bounds, estimated=True)
 
@@ -670,7 +652,9 @@ class LawFit(NamedTuple):
 def fit_law(strain: NDArray[Any], stress: NDArray[Any], weight: NDArray[Any]) -> LawFit:
     """Fit every curve: `strain` and `stress` in MPa (N, L), `weight` (N, L) 1 on data and 0 on padding.
 
-    All values must be finite. A curve without strain gets nan.
+    By variable projection: the best G0 for a given a is known, so that one parameter is left per curve. It starts from
+    the best of a few values and goes on by Gauss-Newton (with Kaufman's derivative of the projected residual), halving
+    a step that does not help. All values must be finite. A curve without strain gets nan.
     """
     found = np.full((3, len(strain)), np.nan)
     for low in range(0, len(strain), _CHUNK):
@@ -679,8 +663,7 @@ def fit_law(strain: NDArray[Any], stress: NDArray[Any], weight: NDArray[Any]) ->
         able = np.flatnonzero(reach)
         # in units of the largest strain, so that z = a * reach is of order one
         z, g0, squares = _fit((x * w)[able] / reach[able, None], (y * w)[able])
-        rms = np.sqrt(squares / w[able].sum(axis=1))
-        found[:, low + able] = g0 / reach[able], z / reach[able], rms
+        found[:, low + able] = g0 / reach[able], z / reach[able], np.sqrt(squares / w[able].sum(axis=1))
     return LawFit(*found)
 
 
@@ -689,19 +672,15 @@ def _fit(x: _Array, y: _Array) -> tuple[_Array, _Array, _Array]:
     z = np.array(_START)[np.argmin([_at(np.full(len(x), start), x, y)[1] for start in _START], axis=0)]
     g0, squares, step = _at(z, x, y)
     going = np.arange(len(x))
-    for _ in range(60):
-        begin, by, moved = z[going], step[going], np.zeros(len(going), bool)
-        for halving in range(6):
-            rest = going[~moved]
-            if not len(rest):
-                break
-            new = np.clip(begin[~moved] + by[~moved] * 0.5**halving, -_LARGEST, _LARGEST)
-            found = _at(new, x[rest], y[rest])
-            better = found[1] <= squares[rest]
-            at = rest[better]
-            z[at], g0[at], squares[at], step[at] = (each[better] for each in (new, *found))
-            moved[~moved] = better
-        going = going[moved & (np.abs(by) > 1e-11 * (1.0 + np.abs(z[going])))]
+    for _ in range(100):
+        before = z[going]
+        new = np.clip(before + step[going], -_LARGEST, _LARGEST)
+        found = _at(new, x[going], y[going])
+        better = found[1] <= squares[going]
+        step[going] /= 2
+        at = going[better]
+        z[at], g0[at], squares[at], step[at] = (each[better] for each in (new, *found))
+        going = going[np.abs(new - before) > 1e-11 * (1.0 + np.abs(before))]
     return z, g0, squares
 
 
