@@ -218,11 +218,11 @@ WRONG: dict[str, tuple[tuple[np.ndarray, np.ndarray], list[str]]] = {
     "unloading": (changed(slice(30, 50), strain=STRAIN[30:10:-1]), [r"line 83: strain falls .*19 such"]),
     "duplicate": (changed(9, strain=STRAIN[8]), ["line 61: strain is 0.0244898 again", "drop_duplicates"]),
     "dead load": ((STRAIN, STRESS * 0 + 3.5), ["stress is 3.5 MPa in all points"]),
-    "kPa": ((STRAIN, STRESS * 1e3), [r"rises by 1\.\d+e\+06 MPa", "likely .*stress in kPa", "--any-modulus"]),
-    "GPa": ((STRAIN, STRESS / 1e3), [r"rises by 1\.\d+ MPa", "likely .*stress in GPa: correct --units"]),
-    "psi": ((STRAIN, STRESS * 145.038), ["likely .*stress in psi"]),
-    "small percent": ((STRAIN * 5, STRESS / 10), ["likely strain in %"]),
-    "exchanged": ((STRAIN, STRESS[::-1]), ["rises by -", "are columns exchanged, or a sign wrong"]),
+    "kPa": ((STRAIN, STRESS * 1e3), [r"rises by 1\.\d+e\+06 MPa", "correct --units", "--any-modulus"]),
+    "GPa": ((STRAIN, STRESS / 1e3), [r"rises by 1\.\d+ MPa", "a factor of 100 or 1,000 is a wrong unit"]),
+    "psi": ((STRAIN, STRESS * 145.038), [r"rises by 2\.\d+e\+05 MPa"]),
+    "small percent": ((STRAIN * 5, STRESS / 10), [r"rises by 33\.\d+ MPa"]),
+    "exchanged": ((STRAIN, STRESS[::-1]), ["rises by -", "exchanged columns or a wrong sign"]),
 }
 
 

@@ -54,11 +54,9 @@ _LAW, _VARIANCES = ["g0_mpa", "a"], ["g0_variance", "a_variance"]  # columns of 
 _OnProgress = Callable[[str, int, int], None] | None  # called with what is done, done, in all
 _FITTED = 20_000  # curves at most; of more curves an even sample
 _Array = NDArray[np.float64]
-_Told = Callable[[Any, int], tuple[str, Any]]  # mask, first place in it -> its name, values for texts
 _Words = Mapping[str, str]
 _refuse = partial(refuse, error=DataError)
 _NEGATE = "multiply the column by -1"
-_SLOPES = (200, 15000)  # plausible initial slopes in MPa
 _REWRITE = (
     "in pandas read_csv(FILE, sep=';', decimal=',', skiprows=0, encoding='cp1252').to_csv('new.csv', index=False) "
     "writes it again"
@@ -106,8 +104,7 @@ class CurveSet:
         """
         for low in range(0, self.size, _BLOCK):
             points = self.read(low, min(low + _BLOCK, self.size))
-            with np.errstate(all="ignore"):
-                _check(self, low, points, _CHECKS[:-1] if any_modulus else _CHECKS)
+            _check(self, low, points, any_modulus=any_modulus)
             yield low, points
 
 
@@ -171,59 +168,59 @@ def _reading(path: Path, what: str, remedy: str, *errors: type[Exception]) -> It
         raise DataError(f"{path}: {what} ({why}); {remedy}") from None
 
 
-def _hold_each(rules: Iterable[tuple[Any, str, str]], told: _Told) -> None:
-    """Raise DataError for the first rule, (broken where, what is wrong, what to do), that is broken anywhere."""
+_Rules = Iterable[tuple[Any, str, str]]
+"""Where rows of a frame are wrong, what is wrong, and what to do; texts name columns."""
+
+
+def _hold(frame: pd.DataFrame, rules: _Rules, where: Callable[[int], str]) -> None:
+    """Raise DataError for the first rule that is broken anywhere, with its place, `where` of the row's position."""
     for broken, what, remedy in rules:
         if broken.any():
-            where, said = told(broken, int(np.argmax(broken)))
+            at = int(np.argmax(broken))
+            said = frame.iloc[[at]].to_dict("records")[0]
             more = f" ({broken.sum():,} such)" if broken.sum() > 1 else ""
-            raise DataError(f"{where}: {what.format_map(said)}{more}; {remedy.format_map(said)}")
+            raise DataError(f"{where(at)}: {what.format_map(said)}{more}; {remedy.format_map(said)}")
 
 
-def _row_of(frame: pd.DataFrame, source: str) -> _Told:
-    return lambda broken, at: (f"{source} {frame.index[at]}", frame.iloc[[at]].to_dict("records")[0])
-
-
-_Rule = tuple[Callable[[pd.DataFrame, pd.DataFrame], Any], str, str]
-_CHECKS: tuple[_Rule, ...] = (
-    (lambda p, c: ~np.isfinite(p.strain), "strain is {strain:g}", "complete or remove the row"),
-    (lambda p, c: ~np.isfinite(p.stress), "stress is {stress:g}", "complete or remove the row"),
-    (lambda p, c: c.span == 0, "strain is {strain:g} in all points", "name another column by --columns strain=NAME"),
-    (lambda p, c: c.most < -0.05 * c.least, "strain is negative throughout, to {least:g}", _NEGATE),
-    (lambda p, c: c.high < -0.05 * c.low, "stress is negative throughout, to {low:g} MPa", _NEGATE),
-    (lambda p, c: ~c.span.between(1e-5, 1), "strain covers {span:g}, plausible is 0.00001 to 1", "correct its unit"),
-    (lambda p, c: p.step < 0, "strain falls from {before:.7g} to {strain:.7g}", "keep one loading, sort jitter"),
-    (lambda p, c: p.step == 0, "strain is {strain:.7g} again (7 digits)", "keep one, in pandas by drop_duplicates"),
-    (lambda p, c: c.high == c.low, "stress is {stress:g} MPa in all points", "remove the curve"),
+_CHECKS: tuple[tuple[Callable[[pd.DataFrame], Any], str, str], ...] = (
+    (lambda p: ~np.isfinite(p.strain), "strain is {strain:g}", "complete or remove the row"),
+    (lambda p: ~np.isfinite(p.stress), "stress is {stress:g}", "complete or remove the row"),
+    (lambda p: p.begins & (p.span == 0), "strain is {strain:g} in all points", "name another by --columns strain=NAME"),
+    (lambda p: p.begins & (p.most < -0.05 * p.least), "strain is negative throughout, to {least:g}", _NEGATE),
+    (lambda p: p.begins & (p.high < -0.05 * p.low), "stress is negative throughout, to {low:g} MPa", _NEGATE),
     (
-        lambda p, c: ~c.slope.between(*_SLOPES),
+        lambda p: p.begins & ~p.span.between(1e-5, 1),
+        "strain covers {span:g}, plausible is 0.00001 to 1",
+        "correct its unit",
+    ),
+    (lambda p: p.step < 0, "strain falls from {before:.7g} to {strain:.7g}", "keep one loading, sort jitter"),
+    (lambda p: p.step == 0, "strain is {strain:.7g} again (7 digits)", "keep one, in pandas by drop_duplicates"),
+    (lambda p: p.begins & (p.high == p.low), "stress is {stress:g} MPa in all points", "remove the curve"),
+    (
+        lambda p: p.begins & ~p.slope.between(200, 15000),
         "rises by {slope:.4g} MPa in the first tenth of its strain, plausible is 200 to 15000",
-        "{cause}, or accept any slope with --any-modulus",
+        "correct --units or the column's name (a factor of 100 or 1,000 is a wrong unit), exchanged columns or a wrong "
+        "sign, or accept any slope with --any-modulus",
     ),
 )
-"""What is wrong with points or with curves, by `_facts` of both, in words, and what to do; the first is told."""
+"""What is wrong with points, or with the curve that begins there, by `_facts`; the first is told."""
 
 
-def _check(curves: CurveSet, low: int, points: CurveBlock, checks: Sequence[_Rule]) -> None:
-    def told(broken: Any, at: int) -> tuple[str, dict[str, Any]]:
-        by_point, where = len(broken) != len(points.counts), ""
-        curve = int(np.searchsorted(points.starts, at, "right")) - 1 if by_point else at
-        if by_point:
-            where = f", {curves.word} {points.rows[at]}"
-        said = {"count": points.counts[curve]}
-        if broken is not few:
-            said |= {**p.iloc[at if by_point else points.starts[curve]], **c.iloc[curve]}
-            said["cause"] = _cause(said["slope"], curves.units)
-        return f"{curves.path}, {curves.name(low + curve)}{where}", said
+def _check(curves: CurveSet, low: int, points: CurveBlock, *, any_modulus: bool) -> None:
+    def where(at: int) -> str:
+        curve = int(np.searchsorted(points.starts, at, "right")) - 1
+        return f"{curves.path}, {curves.name(low + curve)}, {curves.word} {points.rows[at]}"
 
-    few = points.counts < 20
-    _hold_each([(few, "has {count} points, at least 20 are needed", "remove it, or export more points")], told)
-    p, c = _facts(points)
-    _hold_each(((wrong(p, c), what, remedy) for wrong, what, remedy in checks), told)
+    few = int((points.counts < 20).argmax())
+    what = f"has {points.counts[few]} points, at least 20 are needed; remove it, or export more points"
+    _refuse(f"{curves.path}, {curves.name(low + few)}", (points.counts[few] < 20, what))
+    with np.errstate(all="ignore"):
+        p = _facts(points)
+        _hold(p, ((wrong(p), what, remedy) for wrong, what, remedy in _CHECKS[: -1 if any_modulus else None]), where)
 
 
-def _facts(points: CurveBlock) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return of each point its strain, stress and step, of each curve ranges, and the slope of its first tenth."""
+def _facts(points: CurveBlock) -> pd.DataFrame:
+    """Return of each point strain, stress and step, and of its curve ranges and the slope of its first tenth."""
     x, y, first = points.strain, points.stress, points.starts[:-1]
     begin = np.repeat(first, points.counts)
     least, most, low, high = (each.reduceat(of, first) for of in (x, y) for each in (np.minimum, np.maximum))
@@ -235,20 +232,8 @@ def _facts(points: CurveBlock) -> tuple[pd.DataFrame, pd.DataFrame]:
     n, su, sv, uu, uv = (np.add.reduceat(each, first) for each in (early.astype(np.float64), u, v, u * u, u * v))
     slope = (n * uv - su * sv) / (n * uu - su * su)
     of_curves = {"least": least, "most": most, "low": low, "high": high, "span": most - least, "slope": slope}
-    of_points = {"strain": x, "stress": y, "before": np.roll(x, 1), "step": step}
-    return pd.DataFrame(of_points), pd.DataFrame(of_curves)
-
-
-def _cause(slope: float, units: _Words) -> str:
-    """Return the units in which a slope in MPa would be plausible."""
-    likely = [
-        f"{kind} in {unit}"
-        for kind, known in UNITS.items()
-        for unit, factor in known.items()
-        if _SLOPES[0] <= slope * (factor / known[units[kind]]) ** (1 if kind == "stress" else -1) <= _SLOPES[1]
-    ]
-    correct = "correct --units, or the column's name"
-    return f"likely {' or '.join(likely)}: {correct}" if likely else "are columns exchanged, or a sign wrong?"
+    of_points = {"strain": x, "stress": y, "before": np.roll(x, 1), "step": step, "begins": begin == np.arange(len(x))}
+    return pd.DataFrame({**of_points, **{name: np.repeat(each, points.counts) for name, each in of_curves.items()}})
 
 
 # ------------------------------------------------------------------------------------------------------------- tables
@@ -379,6 +364,10 @@ def _unit(path: Path, kind: str, column: str, given: str | None) -> str:
     return said.pop()
 
 
+def _place(path: Path, word: str, frame: pd.DataFrame) -> Callable[[int], str]:
+    return lambda at: f"{path}, {word} {frame.index[at]}"
+
+
 def _numbered(path: Path, frame: pd.DataFrame, found: _Words, word: str, units: _Words) -> pd.DataFrame:
     """Return the columns that were found under the names of what they hold, as numbers: ratio, MPa."""
     numbers = pd.DataFrame({"specimen": path.stem}, index=frame.index)
@@ -389,8 +378,7 @@ def _numbered(path: Path, frame: pd.DataFrame, found: _Words, word: str, units: 
             cells = pd.DataFrame({"column": column, "cell": frame[column].astype(str).str[:40]})
             remedy = f"correct or remove the row, or if commas are decimal: {_REWRITE}"
             broken = values.isna() & frame[column].notna()
-            rows = [(broken, "{column} is {cell!r}", remedy)]
-            _hold_each(rows, _row_of(cells, f"{path}, {word}"))
+            _hold(cells, [(broken, "{column} is {cell!r}", remedy)], _place(path, word, frame))
         if kind in UNITS or kind == "G0":
             unit = units[kind] if kind in units else _unit(path, "stress", column, None if _split(column)[1] else "MPa")
             values = values.astype(np.float64) * UNITS["stress" if kind == "G0" else kind][unit]
@@ -410,7 +398,7 @@ def _specimens(path: Path, frame: pd.DataFrame, word: str) -> tuple[tuple[str, .
         unlike = labels != np.repeat(labels.to_numpy()[starts[:-1]], np.diff(starts), axis=0)  # also where it is NaN
         remedy = "write the same in all its rows"
         rules += [(unlike[kind], f"specimen {{specimen!r}} has {kind} {{{kind}:g}}", remedy) for kind in labels]
-    _hold_each(rules, _row_of(frame, f"{path}, {word}"))
+    _hold(frame, rules, _place(path, word, frame))
     targets = None if labels is None else labels.to_numpy()[starts[:-1]]
     return tuple(name[new].astype(str)), starts, targets
 
