@@ -39,19 +39,11 @@ from horovod_study.measure import environment, evidence
 from horovod_study.measure.clock import LapClock, now, open_clock
 from horovod_study.strain.scratch import Scratch
 
-REPEATS = 200
-"""Steps of each kind that are kept, of a run that has made as many."""
-
-BLOCK = 10
-"""Steps of one kind in a row. One more goes before them and is not kept: it follows a step of the other kind."""
-
-PAIRS = 40
-MIN_PAIRS = 6
-"""However short the run: the spread of fewer pairs says little."""
-STEPS = 20
-"""Counted steps of a block."""
-LIMIT_S = 60.0
-"""When so much time has passed, no further pair is begun, once there are MIN_PAIRS."""
+REPEATS = 200  # steps of each kind that are kept, of a run that has made as many
+BLOCK = 10  # steps of one kind in a row; one more before them is not kept: it follows a step of the other kind
+PAIRS, MIN_PAIRS = 40, 6  # of blocks, however short the run: the spread of fewer pairs says little
+STEPS = 20  # counted steps of a block
+LIMIT_S = 60.0  # when so much time has passed, no further pair is begun, once there are MIN_PAIRS
 
 _COLUMNS = tuple(f"{lap}_s" for lap in (*LAPS, "residual", "step"))
 
