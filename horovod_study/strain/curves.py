@@ -9,6 +9,7 @@ value and remedy. Nothing is unpickled. The law is fitted to the curves, which s
 curves that it does not describe. Letters: N curves, B of them in a block, n or L points, P = 2 targets.
 """
 
+import csv
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -243,7 +244,7 @@ def _table(path: Path) -> tuple[pd.DataFrame, str]:
     """Return a table with its lines or rows as index, and what these are called; blank rows are left out."""
     again = "import a part of it, or X.npy and Y.npy, which are read in blocks"
     parquet = path.suffix.lower() in (".parquet", ".pq")
-    errors = (ValueError, OSError, MemoryError, pa.ArrowException)
+    errors = (ValueError, OSError, MemoryError, csv.Error, pa.ArrowException)
     with _reading(path, "is no table in UTF-8 below its names", _REWRITE, *errors):
         if parquet:
             with open_file(path) as stream:
@@ -253,9 +254,11 @@ def _table(path: Path) -> tuple[pd.DataFrame, str]:
                 table.validate(full=True)  # also that texts are UTF-8
                 frame = table.to_pandas(ignore_metadata=True)
         else:
-            separator = _separator(path)
             room.need_memory(path, 4 * path.stat().st_size, "reading it", again)
-            frame = pd.read_csv(path, sep=separator, encoding="utf-8-sig", skip_blank_lines=False, low_memory=False)
+            with open_file(path) as stream:
+                begin = "\n".join(stream.read(1 << 16).decode("utf-8-sig", "replace").splitlines()[:2])
+            mark = csv.Sniffer().sniff(begin, ";\t|, ").delimiter.replace(" ", r"\s+")
+            frame = pd.read_csv(path, sep=mark, encoding="utf-8-sig", skip_blank_lines=False, low_memory=False)
     more = f"rows have more cells than the first line has names; decimal commas? {_REWRITE}"
     _refuse(str(path), (not isinstance(frame.index, pd.RangeIndex), more))
     frame.index += 1 if parquet else 2
@@ -268,17 +271,6 @@ def _table(path: Path) -> tuple[pd.DataFrame, str]:
         (frame.empty, "has no rows; export it again"),
     )
     return frame, "row" if parquet else "line"
-
-
-def _separator(path: Path) -> str:
-    """Return what is between the columns: the mark of which the first two lines hold equally many."""
-    with open_file(path) as stream:
-        head = stream.read(1 << 20)
-    _refuse(str(path), (b"\0" in head, "is no text in UTF-8; save the table as CSV"))
-    first, second, *_ = (*head.decode("utf-8-sig", "replace").splitlines(), "", "")
-    marks = [mark for mark in ";\t|," if mark in first]
-    alike = [mark for mark in marks if first.count(mark) == second.count(mark)]
-    return next(iter(alike), max(marks, key=first.count, default=r"\s+"))
 
 
 def _of_frame(path: Path, given: _Words, units: _Words, targets: Path | None) -> CurveSet:

@@ -44,7 +44,6 @@ BLOCK_ROWS = 25_000
 _ROWS = {CURVES: (material.CHANNELS, material.POINTS), TARGETS: (material.TARGETS,)}  # shape of one row of each file
 _PIECE_ROWS = 256  # rows made, hashed and written at a time: they stay in the processor's cache
 BYTES_PER_CURVE = 4 * (material.CHANNELS * material.POINTS + material.TARGETS)
-_BYTES_PER_THREAD = 10_000_000  # with one piece at a time
 _LARGEST_SIZE = 10**9
 _AGAIN = "generate or import it again into another folder"
 
@@ -245,8 +244,6 @@ def generate(
     allowed = "a seed is a whole number from 0 to 2**64 - 1, a noise 0 to 1e9 MPa"
     refuse("", (not (0 <= seed < 2**64 and 0 <= noise_max_mpa <= 1e9), f"{drawn}; {allowed}"), error=DataError)
     threads = min(threads, -(-size // BLOCK_ROWS))
-    needed, remedy = threads * _BYTES_PER_THREAD, "use fewer --processes"
-    room.need_memory(path, needed, f"generating {threads} blocks at once", remedy)
 
     def rows(first: int, last: int) -> _Piece:
         curves = np.empty((last - first, material.CHANNELS, material.POINTS), np.float32)
@@ -408,29 +405,21 @@ def open_dataset(path: Path) -> Dataset:
 
 
 def open_npy(path: Path, *, mode: Literal["r", "c"] = "r", holds: tuple[Any, ...] = ()) -> np.memmap[Any, Any]:
-    """Map the real numbers of a .npy file without unpickling; DataError unless they are all of the file.
+    """Map the real numbers of a .npy file without unpickling; DataError unless they are all there.
 
     Pages are read-only, or with mode "c" private to this process. `holds`: the type and shape that they must have.
     """
-    problem = ""
+    remedy = _AGAIN if holds else "copy it again, or save it by numpy.save(file, array, allow_pickle=False)"
     try:
-        with open_file(path) as stream:
-            old = np.lib.format.read_magic(stream) == (1, 0)
-            read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
-            (shape, fortran, dtype), begin = read(stream), stream.tell()
-            size, promised = os.fstat(stream.fileno()).st_size, begin + math.prod(shape) * dtype.itemsize
-        if dtype.kind not in "fiu" or not begin < size == promised:
-            problem = (
-                f"holds {dtype} {shape} and is {size:,} bytes long, real numbers in {promised:,} bytes were expected"
-            )
-        elif holds not in ((), (dtype, shape)):
-            problem = f"holds {dtype} {shape}, the side-car says {holds[0]} {holds[1]}"
+        open_file(path).close()
+        found: np.memmap[Any, Any] = np.lib.format.open_memmap(path, mode=mode)
     except Exception as error:  # numpy's reader of heads raises whatever Python's parser does
-        problem = f"is no .npy file ({first_line(error)[:100]})"
-    if problem:
-        remedy = _AGAIN if holds else "copy it again, or save it by numpy.save(file, array, allow_pickle=False)"
-        raise DataError(f"{path}: {problem}; {remedy}")
-    return np.memmap(path, dtype, mode, begin, shape, "F" if fortran else "C")
+        raise DataError(f"{path}: is no whole .npy file of numbers ({first_line(error)[:100]}); {remedy}") from None
+    is_now, expected = (found.dtype, found.shape), holds or ("real numbers", "of any shape")
+    wrong = found.dtype.kind not in "fiu" or not found.size or holds not in ((), is_now)
+    holds_now = f"holds {found.dtype} {found.shape}, expected are {' '.join(map(str, expected))}"
+    refuse(str(path), (wrong, f"{holds_now}; {remedy}"), error=DataError)
+    return found
 
 
 def check(path: Path, *, threads: int | None = None, on_progress: OnProgress | None = None) -> dict[str, Any]:
