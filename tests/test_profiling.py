@@ -204,12 +204,8 @@ def _launch() -> Any:
 def test_what_cannot_work_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     for name in ("NSYS_PROFILING_SESSION_ID", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH"):
         monkeypatch.delenv(name, raising=False)
-    golden(refusal(profile="nsys"), "GPU", "CPU", "--profile")
-    assert refusal(GPU, profile="nsys") == (
-        "profile nsys was asked for, but nsys did not start this process; start it as: nsys profile "
-        "--capture-range=cudaProfilerApi --capture-range-end=stop --trace=cuda,nvtx,osrt -o NAME <the command that "
-        "starts the run>"
-    )
+    golden(refusal(profile="nsys"), "GPU", "--profile")
+    assert refusal(GPU, profile="nsys") == refusal(profile="nsys")
     golden(refusal(profile="sync-points", compile=True))
     golden(refusal(timeline_steps=5), "timeline_steps", "--backend")
     alone = SerialBackend(StrainConfig(), _launch())

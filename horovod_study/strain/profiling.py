@@ -47,6 +47,7 @@ from horovod_study.measure import ranges
 from horovod_study.measure.clock import now, open_clock, sleep
 from horovod_study.strain.scratch import Scratch
 from horovod_study.text.numbers import amount
+from horovod_study.text.words import plural
 
 SETTLING_STEPS = 5  # before a profiler begins: what was measured before them has left the caches
 _SPY_START_S = 20.0
@@ -56,8 +57,7 @@ _Place = Callable[[str], Path]  # the ending of a file's name -> its path
 
 def require_possible(config: RunConfig, backend: Backend, device: torch.device) -> None:
     """Raise BackendError before training for a profiler, ranges or a timeline that cannot work here."""
-    unclear, nsys = ranges.why_not(config.ranges), config.profile == "nsys"
-    timeline = f"run: timeline_steps is {config.timeline_steps}"
+    unclear, timeline = ranges.why_not(config.ranges), config.timeline_steps
     # variables that nsys gives to what it starts
     given = {"NSYS_PROFILING_SESSION_ID", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH"} & os.environ.keys()
     spy = _spy_hindrance() if config.profile == "pyspy" else ""
@@ -65,24 +65,16 @@ def require_possible(config: RunConfig, backend: Backend, device: torch.device) 
         "",
         (unclear, f"ranges {config.ranges} cannot be made: {unclear}; leave ranges out, or use the other kind"),
         (
-            config.timeline_steps and backend.name != "horovod",
-            f"{timeline}, and the timeline is Horovod's own: backend {backend.name} has none; leave timeline_steps "
-            "out, or use --backend horovod",
+            timeline and (backend.name != "horovod" or backend.workers == 1),
+            f"run: timeline_steps is {timeline}, and the timeline is Horovod's own, of two workers or more: this is "
+            f"backend {backend.name} with {plural(backend.workers, 'worker')}; leave timeline_steps out, or use "
+            "--backend horovod",
         ),
         (
-            config.timeline_steps and backend.workers == 1,
-            f"{timeline}, but one worker alone reduces nothing, and its timeline is empty; start two workers or more, "
-            "or leave timeline_steps out",
-        ),
-        (
-            nsys and device.type != "cuda",
-            "profile nsys needs a GPU, and this run computes on the CPU; use --profile torch, pyspy or cprofile",
-        ),
-        (
-            nsys and not given,
-            "profile nsys was asked for, but nsys did not start this process; start it as: nsys profile "
-            "--capture-range=cudaProfilerApi --capture-range-end=stop --trace=cuda,nvtx,osrt -o NAME "
-            "<the command that starts the run>",
+            config.profile == "nsys" and not (given and device.type == "cuda"),
+            "profile nsys needs a GPU, and a process that nsys started: nsys profile --capture-range=cudaProfilerApi "
+            "--capture-range-end=stop --trace=cuda,nvtx,osrt -o NAME <the command that starts the run>; or use "
+            "--profile torch, pyspy or cprofile",
         ),
         (spy, f"profile pyspy{spy}"),
         error=BackendError,
