@@ -69,7 +69,7 @@ class CurveBlock(NamedTuple):
 
     strain: _Array  # (n,) ratio
     stress: _Array  # (n,) MPa
-    rows: NDArray[np.int64]  # (n,) lines or rows of a file, positions in an array
+    rows: pd.Index  # (n,) lines or rows of a file, positions in an array, and what they are called
     starts: NDArray[np.int64]  # (B + 1,) where curves begin, and n
 
     @property
@@ -91,7 +91,6 @@ class CurveSet:
     targets_file: Path | None
     columns: dict[str, str]  # what was found by which name
     unused: tuple[str, ...]  # columns
-    word: str  # what a row is called
     read: Callable[[int, int], CurveBlock]  # the curves low..high-1
 
     def name(self, number: int) -> str:
@@ -169,18 +168,17 @@ def _reading(path: Path, what: str, remedy: str, *errors: type[Exception]) -> It
         raise DataError(f"{path}: {what} ({why}); {remedy}") from None
 
 
-_Rules = Iterable[tuple[Any, str, str]]
-"""Where rows of a frame are wrong, what is wrong, and what to do; texts name columns."""
+_Whose = Callable[[int], str]  # position of a row -> what it is of
 
 
-def _hold(frame: pd.DataFrame, rules: _Rules, where: Callable[[int], str]) -> None:
-    """Raise DataError for the first rule that is broken anywhere, with its place, `where` of the row's position."""
+def _hold(frame: pd.DataFrame, rules: Iterable[tuple[Any, str, str]], whose: _Whose) -> None:
+    """Raise DataError for the first rule, rows where it is broken, what is wrong, what to do; texts name columns."""
     for broken, what, remedy in rules:
         if broken.any():
             at = int(np.argmax(broken))
-            said = frame.iloc[[at]].to_dict("records")[0]
+            said, place = frame.iloc[[at]].to_dict("records")[0], f"{frame.index.name} {frame.index[at]}"
             more = f" ({broken.sum():,} such)" if broken.sum() > 1 else ""
-            raise DataError(f"{where(at)}: {what.format_map(said)}{more}; {remedy.format_map(said)}")
+            raise DataError(f"{whose(at)}, {place}: {what.format_map(said)}{more}; {remedy.format_map(said)}")
 
 
 _CHECKS: tuple[tuple[Callable[[pd.DataFrame], Any], str, str], ...] = (
@@ -208,16 +206,15 @@ _CHECKS: tuple[tuple[Callable[[pd.DataFrame], Any], str, str], ...] = (
 
 
 def _check(curves: CurveSet, low: int, points: CurveBlock, *, any_modulus: bool) -> None:
-    def where(at: int) -> str:
-        curve = int(np.searchsorted(points.starts, at, "right")) - 1
-        return f"{curves.path}, {curves.name(low + curve)}, {curves.word} {points.rows[at]}"
+    def whose(at: int) -> str:
+        return f"{curves.path}, {curves.name(low + int(np.searchsorted(points.starts, at, 'right')) - 1)}"
 
     few = int((points.counts < 20).argmax())
     what = f"has {points.counts[few]} points, at least 20 are needed; remove it, or export more points"
-    _refuse(f"{curves.path}, {curves.name(low + few)}", (points.counts[few] < 20, what))
+    _refuse(whose(points.starts[few]), (points.counts[few] < 20, what))
     with np.errstate(all="ignore"):
         p = _facts(points)
-        _hold(p, ((wrong(p), what, remedy) for wrong, what, remedy in _CHECKS[: -1 if any_modulus else None]), where)
+        _hold(p, ((wrong(p), what, remedy) for wrong, what, remedy in _CHECKS[: -1 if any_modulus else None]), whose)
 
 
 def _facts(points: CurveBlock) -> pd.DataFrame:
@@ -234,14 +231,15 @@ def _facts(points: CurveBlock) -> pd.DataFrame:
     slope = (n * uv - su * sv) / (n * uu - su * su)
     of_curves = {"least": least, "most": most, "low": low, "high": high, "span": most - least, "slope": slope}
     of_points = {"strain": x, "stress": y, "before": np.roll(x, 1), "step": step, "begins": begin == np.arange(len(x))}
-    return pd.DataFrame({**of_points, **{name: np.repeat(each, points.counts) for name, each in of_curves.items()}})
+    of_points |= {name: np.repeat(each, points.counts) for name, each in of_curves.items()}
+    return pd.DataFrame(of_points, index=points.rows)
 
 
 # ------------------------------------------------------------------------------------------------------------- tables
 
 
-def _table(path: Path) -> tuple[pd.DataFrame, str]:
-    """Return a table with its lines or rows as index, and what these are called; blank rows are left out."""
+def _table(path: Path) -> pd.DataFrame:
+    """Return a table with its lines or rows as index, which is named so; blank rows are left out."""
     again = "import a part of it, or X.npy and Y.npy, which are read in blocks"
     parquet = path.suffix.lower() in (".parquet", ".pq")
     errors = (ValueError, OSError, MemoryError, csv.Error, pa.ArrowException)
@@ -252,7 +250,7 @@ def _table(path: Path) -> tuple[pd.DataFrame, str]:
                 room.need_memory(path, 24 * facts.num_rows * facts.num_columns, "reading it", again)
                 table = pq.read_table(stream)
                 table.validate(full=True)  # also that texts are UTF-8
-                frame = table.to_pandas(ignore_metadata=True)
+                frame: pd.DataFrame = table.to_pandas(ignore_metadata=True)
         else:
             room.need_memory(path, 4 * path.stat().st_size, "reading it", again)
             with open_file(path) as stream:
@@ -261,20 +259,20 @@ def _table(path: Path) -> tuple[pd.DataFrame, str]:
             frame = pd.read_csv(path, sep=mark, encoding="utf-8-sig", skip_blank_lines=False, low_memory=False)
     more = f"rows have more cells than the first line has names; decimal commas? {_REWRITE}"
     _refuse(str(path), (not isinstance(frame.index, pd.RangeIndex), more))
-    frame.index += 1 if parquet else 2
+    frame.index = pd.RangeIndex(2 - parquet, 2 - parquet + len(frame), name="row" if parquet else "line")
     frame = frame.rename(columns=lambda name: str(name).strip()).dropna(how="all")
-    bases = [re.sub(r"\.\d+$", "", name) for name in frame]  # "F.1" is the second "F" of a file
+    bases = [re.sub(r"\.\d+$", "", str(name)) for name in frame]  # "F.1" is the second "F" of a file
     twice = [base for place, base in enumerate(bases) if base in bases[:place] and base in frame]
     _refuse(
         str(path),
         (twice, f"two columns are {_listed(twice)}; export it again"),
         (frame.empty, "has no rows; export it again"),
     )
-    return frame, "row" if parquet else "line"
+    return frame
 
 
 def _of_frame(path: Path, given: _Words, units: _Words, targets: Path | None) -> CurveSet:
-    frame, word = _table(path)
+    frame = _table(path)
     layout, every = "long", list(map(str, frame))
     found = _columns(path, every, given)
     used = set(found.values())
@@ -282,18 +280,18 @@ def _of_frame(path: Path, given: _Words, units: _Words, targets: Path | None) ->
         layout, (frame, used) = "wide", _melted(path, frame)
     found = _columns(path, list(map(str, frame)), given, needed=UNITS)
     declared = {kind: _unit(path, kind, found[kind], units.get(kind)) for kind in UNITS}
-    frame = _numbered(path, frame, found, word, declared)
-    names, starts, labels = _specimens(path, frame, word)
+    frame = _numbered(path, frame, found, declared)
+    names, starts, labels = _specimens(path, frame)
     both = labels is not None and targets is not None
     _refuse(str(path), (both, f"has targets, and so has --targets {targets}; give them in one place"))
-    strain, stress, rows = frame["strain"].to_numpy(), frame["stress"].to_numpy(), frame.index.to_numpy()
+    strain, stress, rows = frame["strain"].to_numpy(), frame["stress"].to_numpy(), frame.index
 
     def read(low: int, high: int) -> CurveBlock:
         part = slice(starts[low], starts[high])
         return CurveBlock(strain[part], stress[part], rows[part], starts[low : high + 1] - starts[low])
 
     return CurveSet(
-        path=path, layout=layout, size=len(names), names=names, units=declared, columns=found, word=word, read=read,
+        path=path, layout=layout, size=len(names), names=names, units=declared, columns=found, read=read,
         targets=_targets(targets, names, len(names)) if targets else labels, targets_file=targets,
         unused=tuple(column for column in every if column not in used),
     )  # fmt: skip
@@ -356,11 +354,7 @@ def _unit(path: Path, kind: str, column: str, given: str | None) -> str:
     return said.pop()
 
 
-def _place(path: Path, word: str, frame: pd.DataFrame) -> Callable[[int], str]:
-    return lambda at: f"{path}, {word} {frame.index[at]}"
-
-
-def _numbered(path: Path, frame: pd.DataFrame, found: _Words, word: str, units: _Words) -> pd.DataFrame:
+def _numbered(path: Path, frame: pd.DataFrame, found: _Words, units: _Words) -> pd.DataFrame:
     """Return the columns that were found under the names of what they hold, as numbers: ratio, MPa."""
     numbers = pd.DataFrame({"specimen": path.stem}, index=frame.index)
     for kind, column in found.items():
@@ -370,7 +364,7 @@ def _numbered(path: Path, frame: pd.DataFrame, found: _Words, word: str, units: 
             cells = pd.DataFrame({"column": column, "cell": frame[column].astype(str).str[:40]})
             remedy = f"correct or remove the row, or if commas are decimal: {_REWRITE}"
             broken = values.isna() & frame[column].notna()
-            _hold(cells, [(broken, "{column} is {cell!r}", remedy)], _place(path, word, frame))
+            _hold(cells, [(broken, "{column} is {cell!r}", remedy)], lambda _: str(path))
         if kind in UNITS or kind == "G0":
             unit = units[kind] if kind in units else _unit(path, "stress", column, None if _split(column)[1] else "MPa")
             values = values.astype(np.float64) * UNITS["stress" if kind == "G0" else kind][unit]
@@ -378,7 +372,7 @@ def _numbered(path: Path, frame: pd.DataFrame, found: _Words, word: str, units: 
     return numbers
 
 
-def _specimens(path: Path, frame: pd.DataFrame, word: str) -> tuple[tuple[str, ...], NDArray[np.int64], Any]:
+def _specimens(path: Path, frame: pd.DataFrame) -> tuple[tuple[str, ...], NDArray[np.int64], Any]:
     """Return the names of specimens (N,), where their rows begin and end (N + 1,), and their targets (N, P) if any."""
     name, new = frame["specimen"], frame["specimen"] != frame["specimen"].shift()
     starts = np.flatnonzero(np.append(new, True))
@@ -390,7 +384,7 @@ def _specimens(path: Path, frame: pd.DataFrame, word: str) -> tuple[tuple[str, .
         unlike = labels != np.repeat(labels.to_numpy()[starts[:-1]], np.diff(starts), axis=0)  # also where it is NaN
         remedy = "write the same in all its rows"
         rules += [(unlike[kind], f"specimen {{specimen!r}} has {kind} {{{kind}:g}}", remedy) for kind in labels]
-    _hold(frame, rules, _place(path, word, frame))
+    _hold(frame, rules, lambda _: str(path))
     targets = None if labels is None else labels.to_numpy()[starts[:-1]]
     return tuple(name[new].astype(str)), starts, targets
 
@@ -421,10 +415,11 @@ def _of_pair(path: Path, units: _Words, targets: Path | None) -> CurveSet:
         layout = "the flag is 1 on data, 0 on padding, which is zero and at the left; correct it"
         _refuse(f"{path}, curve {low + row}, position {at}", (wrong.any(), f"{found}; {layout}"))
         starts = np.concatenate([[0], np.cumsum(data.sum(axis=1))])
-        return CurveBlock(strain[data] * factors[0], stress[data] * factors[1], np.nonzero(data)[1], starts)
+        rows = pd.Index(np.nonzero(data)[1], name="position")
+        return CurveBlock(strain[data] * factors[0], stress[data] * factors[1], rows, starts)
 
     return CurveSet(
-        path=path, layout="npy", size=len(array), names=None, units=declared, columns={}, word="position", read=read,
+        path=path, layout="npy", size=len(array), names=None, units=declared, columns={}, read=read,
         targets=_targets(targets, None, len(array)) if targets else None, targets_file=targets, unused=(),
     )  # fmt: skip
 
@@ -436,9 +431,9 @@ def _targets(path: Path, names: Sequence[str] | None, size: int) -> _Array:
         needed = f"needed is ({size}, 2): G0 in MPa and a of every curve; save one row a curve"
         _refuse(str(path), (array.shape != (size, material.TARGETS), f"has shape {array.shape}, {needed}"))
         return array.astype(np.float64)
-    frame, word = _table(path)
+    frame = _table(path)
     found = _columns(path, list(map(str, frame)), {}, needed=("specimen", "G0", "a"))
-    table = _numbered(path, frame, {kind: found[kind] for kind in ("specimen", "G0", "a")}, word, {})
+    table = _numbered(path, frame, {kind: found[kind] for kind in ("specimen", "G0", "a")}, {})
     table.index = pd.Index([str(each) for each in table["specimen"]])
     apart = sorted(set(table.index) ^ set(names)) or sorted(set(table.index[table.index.duplicated()]))
     _refuse(str(path), (apart, f"needs one row for each specimen of the curves; unlike are {_listed(apart)}; add it"))
@@ -464,7 +459,6 @@ def import_curves(
     initial slope. Raises DataError for whatever is wrong with the files; nothing is written then.
     """
     dataset.require_new(out)
-    _refuse("", (label not in (None, "lsq"), f"--label {label!r} is not known; allowed: lsq"))
     few = f"holds {plural(curves.size, 'curve')} ({', '.join(curves.names or ())})" if curves.size < 4 else ""
     unclear, found = (curves.targets is None) == (label is None), "no" if label is None else "other"
     few = few and f"{few}; every fourth is a test curve, 4 are needed at least; add some"
