@@ -153,18 +153,18 @@ def test_longer_curves_are_thinned(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "parts"),
     [
-        ("", ["is empty; save the table as CSV"]),
-        ("\n\n", ["is empty"]),
+        ("", ["is no table in UTF-8 below its names"]),
         ("strain,stress\n", ["has no rows"]),
-        (b"PK\x03\x04" + bytes(30), ["is no text in UTF-8; save the table as CSV"]),
-        ("strain,stress\n0,1\n".encode("utf-16"), ["is no text in UTF-8"]),
+        (b"PK\x03\x04" + bytes(30), ["is no table in UTF-8"]),
+        ("strain,stress\n0,1\n".encode("utf-16"), ["is no table in UTF-8"]),
         ("Pr\u00fcfung,strain\n1,1\n".encode("cp1252"), ["is no table in UTF-8 below its names", "in pandas read_csv"]),
         ("hello world\nand more\n", ["no column 'strain'", "gleitung"]),
         ("strain,stress\n1,2\n1,2,3\n", ["Expected 2 fields in line 3, saw 3", "in pandas read_csv"]),
-        ("strain,stress\n0,1,1,2\n0,2,1,5\n", ["rows have more cells", "decimal commas", "decimal=','"]),
+        ("strain,stress\n0,1,1,2\n0,2,1,5\n", ["Could not determine delimiter", "decimal=','"]),
+        ('strain,stress\n"0",1,"2"\n"0",2,"5"\n', ["rows have more cells", "decimal commas", "decimal=','"]),
         ('strain,stress\n0,"1,5"\n', ["line 2: stress is '1,5'", "decimal=','"]),
         ("strain,stress\n0,1\n\n1,x\n", ["line 4: stress is 'x'", "correct or remove the row"]),
-        ("strain,stress,stress\n0,1,1\n", ["two columns are 'stress.1'; export it again"]),
+        ("strain,stress,stress\n0,1,1\n", ["two columns are 'stress'; export it again"]),
         ("strain,eps,stress\n0,1,1\n", ["2 columns could be strain", "--columns strain=NAME"]),
         ("specimen,strain,stress\nA,0,1\n,1,1\n", ["line 3: specimen nan is blank", "name it in all its rows"]),
         ("specimen,strain,stress\nA,0,1\nB,1,1\nA,1,1\n", ["line 4: specimen 'A' is .*there before", "sort_values"]),
@@ -182,7 +182,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     refused(tmp_path, "is a folder without prepared_data.train or X.npy", "in pandas by concat")
     refused(text(tmp_path, b"PAR1 and more", "c.parquet"), r"c\.parquet: is no table", "in pandas")
     np.savez(tmp_path / "d.npz", eps=np.zeros((4, 30)))
-    refused(tmp_path / "d.npz", r"d\.npz: is no text in UTF-8; save the table as CSV")
+    refused(tmp_path / "d.npz", r"d\.npz: is no table in UTF-8")
 
 
 def test_units_are_declared_once(tmp_path: Path) -> None:
@@ -219,11 +219,11 @@ WRONG: dict[str, tuple[tuple[np.ndarray, np.ndarray], list[str]]] = {
     "unloading": (changed(slice(30, 50), strain=STRAIN[30:10:-1]), [r"line 83: strain falls .*19 such"]),
     "duplicate": (changed(9, strain=STRAIN[8]), ["line 61: strain is 0.0244898 again", "drop_duplicates"]),
     "dead load": ((STRAIN, STRESS * 0 + 3.5), ["stress is 3.5 MPa in all points"]),
-    "kPa": ((STRAIN, STRESS * 1e3), [r"rises by 1\.\d+e\+06 MPa", "likely .*stress in kPa", "--any-modulus"]),
-    "GPa": ((STRAIN, STRESS / 1e3), [r"rises by 1\.\d+ MPa", "likely .*stress in GPa: correct --units"]),
-    "psi": ((STRAIN, STRESS * 145.038), ["likely .*stress in psi"]),
-    "small percent": ((STRAIN * 5, STRESS / 10), ["likely strain in %"]),
-    "exchanged": ((STRAIN, STRESS[::-1]), ["rises by -", "are columns exchanged, or a sign wrong"]),
+    "kPa": ((STRAIN, STRESS * 1e3), [r"rises by 1\.\d+e\+06 MPa", "correct --units", "--any-modulus"]),
+    "GPa": ((STRAIN, STRESS / 1e3), [r"rises by 1\.\d+ MPa", "a factor of 100 or 1,000 is a wrong unit"]),
+    "psi": ((STRAIN, STRESS * 145.038), [r"rises by 2\.\d+e\+05 MPa"]),
+    "small percent": ((STRAIN * 5, STRESS / 10), [r"rises by 33\.\d+ MPa"]),
+    "exchanged": ((STRAIN, STRESS[::-1]), ["rises by -", "exchanged columns or a wrong sign"]),
 }
 
 
@@ -272,7 +272,7 @@ def test_flags_of_arrays(tmp_path: Path) -> None:
         (np.zeros((8, 3, 201), complex), "holds complex128"),
         (np.zeros((8, 3, 201), "U5"), "holds <U5"),
         (np.zeros((0, 3, 201)), r"holds float64 \(0, 3, 201\)"),
-        (np.array([[1, "a"]], dtype=object), r"holds object \(1, 2\).*allow_pickle=False"),
+        (np.array([[1, "a"]], dtype=object), "is no whole .npy file of numbers .*Python objects.*allow_pickle=False"),
     ],
 )
 def test_arrays_that_are_no_curves(tmp_path: Path, array: np.ndarray, part: str) -> None:
@@ -290,7 +290,7 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
     np.save(tmp_path / "X.npy", np.array([Harm()], dtype=object), allow_pickle=True)
     np.savez(tmp_path / "c.npz", strain=np.array([[Harm()]], object), stress=np.zeros((1, 1)))
     refused(tmp_path / "X.npy", "allow_pickle=False")
-    refused(tmp_path / "c.npz", "is no text in UTF-8")
+    refused(tmp_path / "c.npz", "is no table in UTF-8")
     assert not (tmp_path / "harm").exists()
 
 
@@ -313,7 +313,7 @@ def test_what_does_not_fit_into_memory_is_refused(tmp_path: Path, monkeypatch: p
     assert len(channels(files.write_pair(tmp_path / "p", TESTS))) == 8
     with open(text(tmp_path, "strain,stress\n0,1\n", "large.csv"), "r+b") as stream:
         stream.truncate(10**10)
-    refused(tmp_path / "large.csv", "is no text in UTF-8")
+    refused(tmp_path / "large.csv", r"needs 40,000,000,000 bytes of memory")
 
 
 # ---------------------------------------------------------------------------------------------------------- data sets
@@ -350,7 +350,6 @@ def test_targets(tmp_path: Path) -> None:
     refuse(normalised * 1.9, "allowed is 1000 to 3000", target_bounds=material.TARGET_BOUNDS)
     refuse(TESTS.targets[:7], r"has shape \(7, 2\), needed is \(8, 2\)")
     refuse(TESTS.targets, "has other targets", label="lsq")
-    refuse(TESTS.targets, "--label 'guess' is not known; allowed: lsq", label="guess")
     (folder / "parameter.train").unlink()
     not_imported(tmp_path, folder, "has no targets G0 and a", "--targets, or by --label lsq")
 
@@ -374,7 +373,7 @@ def test_too_few_curves_and_too_small_a_disk(tmp_path: Path, monkeypatch: pytest
     not_imported(tmp_path, few, r"holds 3 curves \(P01, P02, P03\); every fourth", "4 are needed at least", units=None)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6, 1000))
     pair = files.write_pair(tmp_path / "p", TESTS)
-    not_imported(tmp_path, pair, "a data set of 8 curves needs 19,360 bytes on disk, 1,000 are free")
+    not_imported(tmp_path, pair, "a data set of 8 curves needs 19,747 bytes on disk, 1,000 are free")
 
 
 def test_what_an_import_records(tmp_path: Path, golden: Golden) -> None:
@@ -492,7 +491,7 @@ def test_import_check_and_train(tmp_path: Path, capsys: pytest.CaptureFixture[st
     for more, part in (
         ([], "exists already; choose another --out, or remove it first"),
         (["--units", "starin=1"], "--units: unknown key 'starin' (did you mean 'strain'?); allowed: strain, stress"),
-        (["--columns", "strain"], "--columns: strain is ''; string should have at least 1 character; write strain=..."),
+        (["--columns", "strain"], "--columns: strain is given no value; write strain=..."),
     ):
         assert main([*words, *more]) == 2
         err = capsys.readouterr().err

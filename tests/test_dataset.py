@@ -146,7 +146,7 @@ def test_absurd_bounds_do_not_open(small: Path, bounds: object, golden: Golden) 
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("[1]", ""), ("{", "JSON"), ('{"spec": "shear-exp v1"}', "seed is missing")],
+    [("[1]", ""), ("{", "JSON"), ('{"spec": "shear-exp v1"}', "size is missing")],
 )
 def test_a_broken_sidecar_is_named(small: Path, text: str, message: str, golden: Golden) -> None:
     (small / dataset.SIDECAR).write_text(text)
@@ -168,10 +168,10 @@ def test_hashes_that_do_not_cover_the_rows(small: Path, golden: Golden) -> None:
 BOUNDS = np.array([[500.0, 4000.0], [10.0, 60.0]])
 
 
-def write(path: Path, curves: object, targets: np.ndarray, **options: object) -> None:
+def write(path: Path, curves: np.ndarray, targets: np.ndarray, **options: object) -> None:
     """Import with what the tests do not care about filled in."""
     settings = {"target_bounds": BOUNDS, "provenance": {"source": "coupons.csv"}, **options}
-    dataset.write_imported(path, [curves] if isinstance(curves, np.ndarray) else curves, targets, **settings)  # type: ignore[arg-type]
+    dataset.write_imported(path, lambda low, high: curves[low:high], targets, **settings)  # type: ignore[arg-type]
 
 
 def test_an_imported_set_comes_back(tmp_path: Path) -> None:
@@ -188,23 +188,6 @@ def test_an_imported_set_comes_back(tmp_path: Path) -> None:
     assert opened.sidecar.provenance == facts["provenance"] == {"source": "coupons.csv"}
     assert not facts["floor_recomputed"] and facts["seed"] is None
     assert (facts["train"], facts["test"], seen) == (23, 7, [(30, 30)])
-
-
-@given(cuts=st.lists(st.integers(0, 40), max_size=5), block_rows=st.integers(1, 50))
-@settings(max_examples=examples(25))
-def test_blocks_of_any_length_are_the_same_as_one_array(
-    cuts: list[int], block_rows: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    curves, targets = material.generate(9, 0, 40)
-    folder = tmp_path_factory.mktemp("blocks")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dataset, "BLOCK_ROWS", block_rows)
-        write(folder / "whole", curves, targets)
-        write(folder / "parts", iter(np.split(curves, sorted(cuts))), targets)
-    whole, parts = (dataset.check(folder / name) for name in ("whole", "parts"))
-
-    assert {**whole, "path": ""} == {**parts, "path": ""}
-    assert whole["floor"] is None and whole["blocks"] == -(-40 // block_rows)
 
 
 def test_imported_targets_may_lie_outside_the_bounds_of_the_training_curves(tmp_path: Path) -> None:
@@ -229,7 +212,7 @@ def test_what_is_wrong_with_an_import_is_said_and_nothing_is_left(tmp_path: Path
     back[5, 0, 100] = 0.0
     unknown = targets.copy()
     unknown[3, 1] = np.nan
-    wrong: list[tuple[object, np.ndarray, dict[str, object], str]] = [
+    wrong: list[tuple[np.ndarray, np.ndarray, dict[str, object], str]] = [
         (back, targets, {}, "curve 5 has strain that does not increase; correct it and import again"),
         (curves, unknown, {}, "curve 3 has a target that is not finite; correct it"),
         (curves, targets, {"target_bounds": BOUNDS[:, ::-1]}, "with low < high"),
@@ -274,13 +257,13 @@ def test_check_finds_one_changed_value(small: Path, golden: Golden) -> None:
         dataset.check(small)
 
 
-def test_a_truncated_file_is_named_with_both_sizes(small: Path, golden: Golden) -> None:
+def test_a_truncated_file_is_named(small: Path, golden: Golden) -> None:
     path = small / dataset.CURVES
     whole = path.stat().st_size
     with path.open("r+b") as stream:
         stream.truncate(whole - 1000)
 
-    with golden.raises(DataError, match=f"{whole - 1000:,}.*{whole:,}"):
+    with golden.raises(DataError, match=r"curves\.npy.*greater than file size"):
         dataset.open_dataset(small)
 
 
@@ -328,12 +311,9 @@ def test_a_small_disk_is_noticed_before_writing(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("meminfo", "doubts", "refused"),
-    [(100e6, True, False), (1e6, True, True), (16e9, False, False), (None, False, False)],
-)
-def test_memory_is_looked_at_before_writing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meminfo: float | None, doubts: bool, refused: bool, golden: Golden
+@pytest.mark.parametrize(("meminfo", "doubts"), [(100e6, True), (1e6, True), (16e9, False), (None, False)])
+def test_a_set_that_does_not_fit_the_page_cache_is_a_doubt(
+    monkeypatch: pytest.MonkeyPatch, meminfo: float | None, doubts: bool, golden: Golden
 ) -> None:
     monkeypatch.setattr(room, "available_bytes", lambda: meminfo if meminfo is None else int(meminfo))
 
@@ -342,12 +322,6 @@ def test_memory_is_looked_at_before_writing(
     if meminfo == 1e6:
         assert doubt is not None
         golden(doubt, "1,000,000 curves", "2.42 GB", "1 MB")
-    if refused:
-        with golden.raises(DataError, match="1 blocks at once.*10,000,000 bytes.*1,000,000"):
-            dataset.generate(tmp_path / "x", 100, seed=1, threads=4)
-        assert list(tmp_path.iterdir()) == []
-    else:
-        dataset.generate(tmp_path / "x", 100, seed=1)
 
 
 def test_the_free_memory_of_this_machine_is_plausible() -> None:
@@ -359,9 +333,9 @@ def test_the_free_memory_of_this_machine_is_plausible() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"seed": -1}, "seed is -1; it must be at least 0"),
-        ({"seed": 2**64}, "seed is 18446744073709551616"),
-        ({"seed": 1, "noise_max_mpa": -1.0}, r"noise_max_mpa is -1\.0"),
+        ({"seed": -1}, "seed -1, .* a whole number from 0 to"),
+        ({"seed": 2**64}, "seed 18446744073709551616"),
+        ({"seed": 1, "noise_max_mpa": -1.0}, r"noise_max_mpa -1\.0"),
         ({"seed": 1, "noise_max_mpa": float("nan")}, "noise_max_mpa"),
     ],
 )
@@ -431,7 +405,7 @@ def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(dataset, "_fill_block", full)
+    monkeypatch.setattr(dataset, "_write_block", full)
     with golden.raises(DataError):
         dataset.generate(tmp_path / "x", 100, seed=1)
     assert list(tmp_path.iterdir()) == []
@@ -533,7 +507,7 @@ def test_check_prints_the_floor(capsys: pytest.CaptureFixture[str], small: Path)
 
     assert lines[0] == f"{small}: good"
     assert re.fullmatch(
-        r"  floor    test MSE \d\.\d{3}e-05 \(Cramer-Rao bound from the test curves on disk, as in the side-car\)",
+        r"  floor    test MSE \d\.\d{3}e-05 \(Cramer-Rao bound from the test curves on disk\)",
         lines[floor_line],
     )
     assert re.fullmatch(r" +G0 \d\.\d{3}e-05, root \d\.\d\d MPa", lines[floor_line + 1])
@@ -557,7 +531,6 @@ def test_generating_more_than_the_memory_warns(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
     monkeypatch.setattr(room, "available_bytes", lambda: 2_000_000)
-    monkeypatch.setattr(dataset, "_BYTES_PER_THREAD", 1_000_000)
 
     assert main(["strain", "data", "generate", "--size", "1000", "--out", str(tmp_path / "x")]) == 0
     golden.line(capsys.readouterr().err, "1,000 curves", "2.42 MB")

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import pstats
 import textwrap
 import xml.etree.ElementTree
 from dataclasses import replace
@@ -65,16 +66,15 @@ def test_torch_writes_a_trace_with_the_laps_and_a_table(tmp_path: Path) -> None:
     assert told[1].endswith(" and those of the other ranks")
 
 
-def test_cprofile_writes_tables_by_function(tmp_path: Path, golden: Golden) -> None:
+def test_cprofile_writes_a_table_by_function(tmp_path: Path) -> None:
     profiled(tmp_path, "cprofile")
-    assert endings(tmp_path) == {"csv", "txt", "prof"}
+    assert endings(tmp_path) == {"csv", "prof"}
     rows = {row["function"]: row for row in table(tmp_path / "profile" / "cprofile-00000.csv")}
     assert (rows["train_step"]["calls"], rows["train_step"]["calls_per_step"]) == ("4", "1.0")
     assert rows["train_step"]["file"].endswith("trainer.py")
     assert float(rows["train_step"]["total_s"]) >= float(rows["train_step"]["self_s"]) > 0
-    text = (tmp_path / "profile" / "cprofile-00000.txt").read_text(encoding="utf-8")
-    golden.line(text, "4 steps")
-    assert "  train_step  " in text
+    stats = pstats.Stats(str(tmp_path / "profile" / "cprofile-00000.prof"))
+    assert "train_step" in {name for _, _, name in stats.stats}  # type: ignore[attr-defined]
 
 
 def test_sync_points_of_the_own_step_are_none(tmp_path: Path, golden: Golden) -> None:
@@ -121,14 +121,12 @@ def test_pyspy_is_attached_from_outside(tmp_path: Path) -> None:
     def forward() -> None:
         sum(range(300_000))
 
-    told = profiled(tmp_path, "pyspy", steps=20, forward=forward)
-    assert endings(tmp_path) == {"csv", "json", "svg"}
+    profiled(tmp_path, "pyspy", steps=100, forward=forward)
+    assert endings(tmp_path) == {"json", "svg"}
     root = xml.etree.ElementTree.parse(tmp_path / "profile" / "pyspy-00000.svg").getroot()
     assert root.tag.endswith("svg")
-    rows = {row["function"].rsplit(".", 1)[-1]: row for row in table(tmp_path / "profile" / "pyspy-00000.csv")}
-    assert int(rows["forward"]["total_samples"]) > 0
-    assert int(rows["train_step"]["total_samples"]) >= int(rows["forward"]["self_samples"])
-    assert told[1].startswith("  rank 0: py-spy took ")
+    stacks = json.loads((tmp_path / "profile" / "pyspy-00000.json").read_text(encoding="utf-8"))
+    assert {"forward", "train_step"} <= {each["name"].rsplit(".", 1)[-1] for each in stacks["shared"]["frames"]}
 
 
 def test_nsys_gets_its_window_and_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
@@ -206,12 +204,8 @@ def _launch() -> Any:
 def test_what_cannot_work_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     for name in ("NSYS_PROFILING_SESSION_ID", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH"):
         monkeypatch.delenv(name, raising=False)
-    golden(refusal(profile="nsys"), "GPU", "CPU", "--profile")
-    assert refusal(GPU, profile="nsys") == (
-        "profile nsys was asked for, but nsys did not start this process; start it as: nsys profile "
-        "--capture-range=cudaProfilerApi --capture-range-end=stop --trace=cuda,nvtx,osrt -o NAME <the command that "
-        "starts the run>"
-    )
+    golden(refusal(profile="nsys"), "GPU", "--profile")
+    assert refusal(GPU, profile="nsys") == refusal(profile="nsys")
     golden(refusal(profile="sync-points", compile=True))
     golden(refusal(timeline_steps=5), "timeline_steps", "--backend")
     alone = SerialBackend(StrainConfig(), _launch())

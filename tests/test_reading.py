@@ -37,7 +37,6 @@ READING = {
     "comm/builds.py": "what `make setup` wrote",
     "programs/answer.py": "the plan of the program that started it",
     "programs/equality.py": "the arrays of the program that started it",
-    "strain/profiling.py": "the file of a profiler that this program started",
     "measure/system.py": "messages between sampler and trainer",
     "programs/script.py": "the cell of the program that started it",
     "recording/command.py": "notes of the processes of a command that this program started",
@@ -73,7 +72,6 @@ OPENING = {
     "report/kit/files.py": "files of this package",
     "studies/attempt.py": "the log that it writes",
     "studies/study_file.py": "a file that was read through the door before",
-    "strain/profiling.py": "what a profiler that this program started wrote",
     "strain/room.py": "facts of the system",
 }
 """Modules that open files by themselves -> what they read so."""

@@ -5,35 +5,28 @@ wide    CSV or Parquet, a pair of columns a specimen: S1_strain, S1_stress, S2_s
 .npy    X (N, 3, L): strain, stress, flag 1 on data and 0 on padding at the left; Y (N, 2) beside it; memory-mapped
 
 Nothing is repaired and no unit is guessed: what is wrong is a DataError of one line that names file, specimen, row,
-value and remedy. Nothing is unpickled. Everything that was done to the curves is written down with the data set.
-
-Every import fits the law tau = G0/a (1 - exp(-a gamma)) to its curves by least squares, which shows wrong units, wrong
-columns and curves that it does not describe. The fit is by variable projection: for a given a the best G0 is known,
-G0 = <phi, tau> / <phi, phi> with phi = (1 - exp(-a gamma))/a, so that one parameter is left per curve. It starts from
-the best of a few values and goes on by Gauss-Newton (with Kaufman's derivative of the projected residual), halving a
-step that does not help. Letters: N curves, B of them in a block, n or L points, P = 2 targets.
+value and remedy. Nothing is unpickled. The law is fitted to the curves, which shows wrong units, wrong columns and
+curves that it does not describe. Letters: N curves, B of them in a block, n or L points, P = 2 targets.
 """
 
+import csv
 import hashlib
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import Field, create_model
 
 import horovod_study
 from horovod_study.config.documents import open_file
-from horovod_study.config.doors import Form, accept
 from horovod_study.errors import DataError, first_line, nearest, refuse
 from horovod_study.strain import dataset, material, room
 from horovod_study.text.words import plural
@@ -53,23 +46,22 @@ UNITS = {
 }
 """Units of each channel and what one of them is as a ratio of strain or in MPa."""
 
-_ALSO = {"-": "1", "mm/mm": "1", "in/in": "1", "percent": "%", "n/mm2": "MPa", "n/mm\u00b2": "MPa"}
-_WORDS = {unit.lower(): unit for known in UNITS.values() for unit in known} | _ALSO
+_WORDS = {unit.lower(): unit for known in UNITS.values() for unit in known}
+_WORDS |= {"-": "1", "mm/mm": "1", "in/in": "1", "percent": "%", "n/mm2": "MPa", "n/mm\u00b2": "MPa"}
 _PAIRS = {"prepared_data.train": "parameter.train", "X.npy": "Y.npy", "curves.npy": "targets.npy"}
 _BLOCK = 2000  # curves that are read, checked and written at a time
-MISFIT_OF_PEAK = 0.05
-"""A fit whose rms exceeds this part of the largest stress does not describe the curve."""
+_MISFIT = 0.05  # a fit whose rms exceeds this part of the largest stress does not describe the curve
 _LAW, _VARIANCES = ["g0_mpa", "a"], ["g0_variance", "a_variance"]  # columns of fits
 _OnProgress = Callable[[str, int, int], None] | None  # called with what is done, done, in all
 _FITTED = 20_000  # curves at most; of more curves an even sample
 _Array = NDArray[np.float64]
 _Words = Mapping[str, str]
 _refuse = partial(refuse, error=DataError)
-_MOST_COLUMNS = 20_000  # of a table: pandas takes half a minute for ten times as many
-_AS_READ = "FILE, sep=';', decimal=',', skiprows=0, encoding='cp1252'"
 _NEGATE = "multiply the column by -1"
-_SLOPES = (200, 15000)  # plausible initial slopes in MPa
-_REWRITE = f"in pandas read_csv({_AS_READ}).to_csv('new.csv', index=False) writes it again"
+_REWRITE = (
+    "in pandas read_csv(FILE, sep=';', decimal=',', skiprows=0, encoding='cp1252').to_csv('new.csv', index=False) "
+    "writes it again"
+)
 
 
 class CurveBlock(NamedTuple):
@@ -77,7 +69,7 @@ class CurveBlock(NamedTuple):
 
     strain: _Array  # (n,) ratio
     stress: _Array  # (n,) MPa
-    rows: NDArray[np.int64]  # (n,) lines or rows of a file, positions in an array
+    rows: pd.Index  # (n,) lines or rows of a file, positions in an array, and what they are called
     starts: NDArray[np.int64]  # (B + 1,) where curves begin, and n
 
     @property
@@ -99,23 +91,20 @@ class CurveSet:
     targets_file: Path | None
     columns: dict[str, str]  # what was found by which name
     unused: tuple[str, ...]  # columns
-    word: str  # what a row is called
     read: Callable[[int, int], CurveBlock]  # the curves low..high-1
 
     def name(self, number: int) -> str:
         """Return how a curve is called in messages."""
         return f"curve {number}" if self.names is None else f"specimen {self.names[number]!r}"
 
-    def blocks(self, *, any_modulus: bool = False, checked: bool = False) -> Iterator[tuple[int, CurveBlock]]:
+    def blocks(self, *, any_modulus: bool = False) -> Iterator[tuple[int, CurveBlock]]:
         """Yield (number of the first curve, its block); raise DataError for the first thing that is wrong.
 
-        `any_modulus` accepts any initial slope. What was `checked` before is not checked again.
+        `any_modulus` accepts any initial slope.
         """
         for low in range(0, self.size, _BLOCK):
             points = self.read(low, min(low + _BLOCK, self.size))
-            if not checked:
-                with np.errstate(all="ignore"):
-                    _check(self, low, points, _CHECKS[:-1] if any_modulus else _CHECKS)
+            _check(self, low, points, any_modulus=any_modulus)
             yield low, points
 
 
@@ -142,10 +131,10 @@ def open_curves(
 def assignments(option: str, text: str | None, allowed: Iterable[str]) -> dict[str, str]:
     """Return what an option's text says: 'strain=%,stress=MPa' gives {"strain": "%", "stress": "MPa"}."""
     said = dict(each.strip().partition("=")[::2] for each in (text or "").split(",") if each)
-    fields: dict[str, Any] = dict.fromkeys(allowed, (Annotated[str, Field(min_length=1)], ""))
-    form, again = create_model("Words", __base__=Form, **fields), f"write {next(iter(fields))}=..."
-    found: dict[str, str] = accept(form, said, option, error=DataError, again=again).model_dump(exclude_unset=True)
-    return found
+    for name, value in said.items():
+        unknown = f"unknown key {name!r}{nearest(name, allowed)}; allowed: {', '.join(allowed)}"
+        _refuse(option, (name not in allowed, unknown), (not value, f"{name} is given no value; write {name}=..."))
+    return said
 
 
 def to_channels(points: CurveBlock) -> NDArray[np.float32]:
@@ -179,64 +168,57 @@ def _reading(path: Path, what: str, remedy: str, *errors: type[Exception]) -> It
         raise DataError(f"{path}: {what} ({why}); {remedy}") from None
 
 
-def _hold_each(
-    rules: Iterable[tuple[Any, str, str]], told: Callable[[Any, int], tuple[str, Mapping[str, Any]]]
-) -> None:
-    """Raise DataError for the first rule, (broken where, what is wrong, what to do), that is broken anywhere.
+_Whose = Callable[[int], str]  # position of a row -> what it is of
 
-    `told` gives for the mask and the first place in it how that place is called, and values that the texts name.
-    """
+
+def _hold(frame: pd.DataFrame, rules: Iterable[tuple[Any, str, str]], whose: _Whose) -> None:
+    """Raise DataError for the first rule, rows where it is broken, what is wrong, what to do; texts name columns."""
     for broken, what, remedy in rules:
         if broken.any():
-            where, said = told(broken, int(np.argmax(broken)))
+            at = int(np.argmax(broken))
+            said, place = frame.iloc[[at]].to_dict("records")[0], f"{frame.index.name} {frame.index[at]}"
             more = f" ({broken.sum():,} such)" if broken.sum() > 1 else ""
-            raise DataError(f"{where}: {what.format_map(said)}{more}; {remedy.format_map(said)}")
+            raise DataError(f"{whose(at)}, {place}: {what.format_map(said)}{more}; {remedy.format_map(said)}")
 
 
-def _row_of(frame: pd.DataFrame, source: str) -> Callable[[Any, int], tuple[str, Any]]:
-    return lambda broken, at: (f"{source} {frame.index[at]}", frame.iloc[[at]].to_dict("records")[0])
-
-
-_Rule = tuple[Callable[[pd.DataFrame, pd.DataFrame], Any], str, str]
-_CHECKS: tuple[_Rule, ...] = (
-    (lambda p, c: ~np.isfinite(p.strain), "strain is {strain:g}", "complete or remove the row"),
-    (lambda p, c: ~np.isfinite(p.stress), "stress is {stress:g}", "complete or remove the row"),
-    (lambda p, c: c.span == 0, "strain is {strain:g} in all points", "name another column by --columns strain=NAME"),
-    (lambda p, c: c.most < -0.05 * c.least, "strain is negative throughout, to {least:g}", _NEGATE),
-    (lambda p, c: c.high < -0.05 * c.low, "stress is negative throughout, to {low:g} MPa", _NEGATE),
-    (lambda p, c: ~c.span.between(1e-5, 1), "strain covers {span:g}, plausible is 0.00001 to 1", "correct its unit"),
-    (lambda p, c: p.step < 0, "strain falls from {before:.7g} to {strain:.7g}", "keep one loading, sort jitter"),
-    (lambda p, c: p.step == 0, "strain is {strain:.7g} again (7 digits)", "keep one, in pandas by drop_duplicates"),
-    (lambda p, c: c.high == c.low, "stress is {stress:g} MPa in all points", "remove the curve"),
+_CHECKS: tuple[tuple[Callable[[pd.DataFrame], Any], str, str], ...] = (
+    (lambda p: ~np.isfinite(p.strain), "strain is {strain:g}", "complete or remove the row"),
+    (lambda p: ~np.isfinite(p.stress), "stress is {stress:g}", "complete or remove the row"),
+    (lambda p: p.begins & (p.span == 0), "strain is {strain:g} in all points", "name another by --columns strain=NAME"),
+    (lambda p: p.begins & (p.most < -0.05 * p.least), "strain is negative throughout, to {least:g}", _NEGATE),
+    (lambda p: p.begins & (p.high < -0.05 * p.low), "stress is negative throughout, to {low:g} MPa", _NEGATE),
     (
-        lambda p, c: ~c.slope.between(*_SLOPES),
+        lambda p: p.begins & ~p.span.between(1e-5, 1),
+        "strain covers {span:g}, plausible is 0.00001 to 1",
+        "correct its unit",
+    ),
+    (lambda p: p.step < 0, "strain falls from {before:.7g} to {strain:.7g}", "keep one loading, sort jitter"),
+    (lambda p: p.step == 0, "strain is {strain:.7g} again (7 digits)", "keep one, in pandas by drop_duplicates"),
+    (lambda p: p.begins & (p.high == p.low), "stress is {stress:g} MPa in all points", "remove the curve"),
+    (
+        lambda p: p.begins & ~p.slope.between(200, 15000),
         "rises by {slope:.4g} MPa in the first tenth of its strain, plausible is 200 to 15000",
-        "{cause}, or accept any slope with --any-modulus",
+        "correct --units or the column's name (a factor of 100 or 1,000 is a wrong unit), exchanged columns or a wrong "
+        "sign, or accept any slope with --any-modulus",
     ),
 )
-"""What is wrong with points or with curves, by `_facts` of both, in words, and what to do; the first is told."""
+"""What is wrong with points, or with the curve that begins there, by `_facts`; the first is told."""
 
 
-def _check(curves: CurveSet, low: int, points: CurveBlock, checks: Sequence[_Rule]) -> None:
-    def told(broken: Any, at: int) -> tuple[str, dict[str, Any]]:
-        by_point, where = len(broken) != len(points.counts), ""
-        curve = int(np.searchsorted(points.starts, at, "right")) - 1 if by_point else at
-        if by_point:
-            where = f", {curves.word} {points.rows[at]}"
-        said = {"count": points.counts[curve]}
-        if broken is not few:
-            said |= {**p.iloc[at if by_point else points.starts[curve]], **c.iloc[curve]}
-            said["cause"] = _cause(said["slope"], curves.units)
-        return f"{curves.path}, {curves.name(low + curve)}{where}", said
+def _check(curves: CurveSet, low: int, points: CurveBlock, *, any_modulus: bool) -> None:
+    def whose(at: int) -> str:
+        return f"{curves.path}, {curves.name(low + int(np.searchsorted(points.starts, at, 'right')) - 1)}"
 
-    few = points.counts < 20
-    _hold_each([(few, "has {count} points, at least 20 are needed", "remove it, or export more points")], told)
-    p, c = _facts(points)
-    _hold_each(((wrong(p, c), what, remedy) for wrong, what, remedy in checks), told)
+    few = int((points.counts < 20).argmax())
+    what = f"has {points.counts[few]} points, at least 20 are needed; remove it, or export more points"
+    _refuse(whose(points.starts[few]), (points.counts[few] < 20, what))
+    with np.errstate(all="ignore"):
+        p = _facts(points)
+        _hold(p, ((wrong(p), what, remedy) for wrong, what, remedy in _CHECKS[: -1 if any_modulus else None]), whose)
 
 
-def _facts(points: CurveBlock) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return of each point its strain, stress and step, of each curve ranges, and the slope of its first tenth."""
+def _facts(points: CurveBlock) -> pd.DataFrame:
+    """Return of each point strain, stress and step, and of its curve ranges and the slope of its first tenth."""
     x, y, first = points.strain, points.stress, points.starts[:-1]
     begin = np.repeat(first, points.counts)
     least, most, low, high = (each.reduceat(of, first) for of in (x, y) for each in (np.minimum, np.maximum))
@@ -248,30 +230,19 @@ def _facts(points: CurveBlock) -> tuple[pd.DataFrame, pd.DataFrame]:
     n, su, sv, uu, uv = (np.add.reduceat(each, first) for each in (early.astype(np.float64), u, v, u * u, u * v))
     slope = (n * uv - su * sv) / (n * uu - su * su)
     of_curves = {"least": least, "most": most, "low": low, "high": high, "span": most - least, "slope": slope}
-    of_points = {"strain": x, "stress": y, "before": np.roll(x, 1), "step": step}
-    return pd.DataFrame(of_points), pd.DataFrame(of_curves)
-
-
-def _cause(slope: float, units: _Words) -> str:
-    """Return the units in which a slope in MPa would be plausible."""
-    likely = [
-        f"{kind} in {unit}"
-        for kind, known in UNITS.items()
-        for unit, factor in known.items()
-        if _SLOPES[0] <= slope * (factor / known[units[kind]]) ** (1 if kind == "stress" else -1) <= _SLOPES[1]
-    ]
-    correct = "correct --units, or the column's name"
-    return f"likely {' or '.join(likely)}: {correct}" if likely else "are columns exchanged, or a sign wrong?"
+    of_points = {"strain": x, "stress": y, "before": np.roll(x, 1), "step": step, "begins": begin == np.arange(len(x))}
+    of_points |= {name: np.repeat(each, points.counts) for name, each in of_curves.items()}
+    return pd.DataFrame(of_points, index=points.rows)
 
 
 # ------------------------------------------------------------------------------------------------------------- tables
 
 
-def _table(path: Path) -> tuple[pd.DataFrame, str]:
-    """Return a table with its lines or rows as index, and what these are called; blank rows are left out."""
+def _table(path: Path) -> pd.DataFrame:
+    """Return a table with its lines or rows as index, which is named so; blank rows are left out."""
     again = "import a part of it, or X.npy and Y.npy, which are read in blocks"
     parquet = path.suffix.lower() in (".parquet", ".pq")
-    errors = (ValueError, OSError, MemoryError, pa.ArrowException)
+    errors = (ValueError, OSError, MemoryError, csv.Error, pa.ArrowException)
     with _reading(path, "is no table in UTF-8 below its names", _REWRITE, *errors):
         if parquet:
             with open_file(path) as stream:
@@ -279,42 +250,29 @@ def _table(path: Path) -> tuple[pd.DataFrame, str]:
                 room.need_memory(path, 24 * facts.num_rows * facts.num_columns, "reading it", again)
                 table = pq.read_table(stream)
                 table.validate(full=True)  # also that texts are UTF-8
-                frame = table.to_pandas(ignore_metadata=True)
+                frame: pd.DataFrame = table.to_pandas(ignore_metadata=True)
         else:
-            separator = _separator(path)
             room.need_memory(path, 4 * path.stat().st_size, "reading it", again)
-            frame = pd.read_csv(path, sep=separator, encoding="utf-8-sig", skip_blank_lines=False, low_memory=False)
+            with open_file(path) as stream:
+                begin = "\n".join(stream.read(1 << 16).decode("utf-8-sig", "replace").splitlines()[:2])
+            mark = csv.Sniffer().sniff(begin, ";\t|, ").delimiter.replace(" ", r"\s+")
+            frame = pd.read_csv(path, sep=mark, encoding="utf-8-sig", skip_blank_lines=False, low_memory=False)
     more = f"rows have more cells than the first line has names; decimal commas? {_REWRITE}"
     _refuse(str(path), (not isinstance(frame.index, pd.RangeIndex), more))
-    frame.index += 1 if parquet else 2
+    frame.index = pd.RangeIndex(2 - parquet, 2 - parquet + len(frame), name="row" if parquet else "line")
     frame = frame.rename(columns=lambda name: str(name).strip()).dropna(how="all")
-    found = Counter(frame.columns)
-    bases = {name: re.sub(r"\.\d+$", "", name) for name in found}  # "F.1" is the second "F" of a file
-    twice = [name for name, base in bases.items() if found[name] > 1 or (base != name and base in found)]
-    names = f"two columns are {', '.join(map(repr, twice[:1]))}; export it again"
-    _refuse(str(path), (twice, names), (frame.empty, "has no rows; export it again"))
-    return frame, "row" if parquet else "line"
-
-
-def _separator(path: Path) -> str:
-    """Return what is between the columns: the mark of which the first two lines hold equally many."""
-    with open_file(path) as stream:
-        head = stream.read(1 << 20)
-    first, second, *_ = (*head.decode("utf-8-sig", "replace").splitlines(), "", "")
-    marks = [mark for mark in ";\t|," if mark in first]
-    wide = f"has more than {_MOST_COLUMNS:,} columns; import a row a point, or X.npy and Y.npy"
+    bases = [re.sub(r"\.\d+$", "", str(name)) for name in frame]  # "F.1" is the second "F" of a file
+    twice = [base for place, base in enumerate(bases) if base in bases[:place] and base in frame]
     _refuse(
         str(path),
-        (not head.strip(), "is empty; save the table as CSV"),
-        (b"\0" in head, "is no text in UTF-8; save the table as CSV"),
-        (any(first.count(mark) > _MOST_COLUMNS for mark in marks), wide),
+        (twice, f"two columns are {_listed(twice)}; export it again"),
+        (frame.empty, "has no rows; export it again"),
     )
-    alike = [mark for mark in marks if first.count(mark) == second.count(mark)]
-    return next(iter(alike), max(marks, key=first.count, default=r"\s+"))
+    return frame
 
 
 def _of_frame(path: Path, given: _Words, units: _Words, targets: Path | None) -> CurveSet:
-    frame, word = _table(path)
+    frame = _table(path)
     layout, every = "long", list(map(str, frame))
     found = _columns(path, every, given)
     used = set(found.values())
@@ -322,18 +280,18 @@ def _of_frame(path: Path, given: _Words, units: _Words, targets: Path | None) ->
         layout, (frame, used) = "wide", _melted(path, frame)
     found = _columns(path, list(map(str, frame)), given, needed=UNITS)
     declared = {kind: _unit(path, kind, found[kind], units.get(kind)) for kind in UNITS}
-    frame = _numbered(path, frame, found, word, declared)
-    names, starts, labels = _specimens(path, frame, word)
+    frame = _numbered(path, frame, found, declared)
+    names, starts, labels = _specimens(path, frame)
     both = labels is not None and targets is not None
     _refuse(str(path), (both, f"has targets, and so has --targets {targets}; give them in one place"))
-    strain, stress, rows = frame["strain"].to_numpy(), frame["stress"].to_numpy(), frame.index.to_numpy()
+    strain, stress, rows = frame["strain"].to_numpy(), frame["stress"].to_numpy(), frame.index
 
     def read(low: int, high: int) -> CurveBlock:
         part = slice(starts[low], starts[high])
         return CurveBlock(strain[part], stress[part], rows[part], starts[low : high + 1] - starts[low])
 
     return CurveSet(
-        path=path, layout=layout, size=len(names), names=names, units=declared, columns=found, word=word, read=read,
+        path=path, layout=layout, size=len(names), names=names, units=declared, columns=found, read=read,
         targets=_targets(targets, names, len(names)) if targets else labels, targets_file=targets,
         unused=tuple(column for column in every if column not in used),
     )  # fmt: skip
@@ -396,7 +354,7 @@ def _unit(path: Path, kind: str, column: str, given: str | None) -> str:
     return said.pop()
 
 
-def _numbered(path: Path, frame: pd.DataFrame, found: _Words, word: str, units: _Words) -> pd.DataFrame:
+def _numbered(path: Path, frame: pd.DataFrame, found: _Words, units: _Words) -> pd.DataFrame:
     """Return the columns that were found under the names of what they hold, as numbers: ratio, MPa."""
     numbers = pd.DataFrame({"specimen": path.stem}, index=frame.index)
     for kind, column in found.items():
@@ -406,8 +364,7 @@ def _numbered(path: Path, frame: pd.DataFrame, found: _Words, word: str, units: 
             cells = pd.DataFrame({"column": column, "cell": frame[column].astype(str).str[:40]})
             remedy = f"correct or remove the row, or if commas are decimal: {_REWRITE}"
             broken = values.isna() & frame[column].notna()
-            rows = [(broken, "{column} is {cell!r}", remedy)]
-            _hold_each(rows, _row_of(cells, f"{path}, {word}"))
+            _hold(cells, [(broken, "{column} is {cell!r}", remedy)], lambda _: str(path))
         if kind in UNITS or kind == "G0":
             unit = units[kind] if kind in units else _unit(path, "stress", column, None if _split(column)[1] else "MPa")
             values = values.astype(np.float64) * UNITS["stress" if kind == "G0" else kind][unit]
@@ -415,7 +372,7 @@ def _numbered(path: Path, frame: pd.DataFrame, found: _Words, word: str, units: 
     return numbers
 
 
-def _specimens(path: Path, frame: pd.DataFrame, word: str) -> tuple[tuple[str, ...], NDArray[np.int64], Any]:
+def _specimens(path: Path, frame: pd.DataFrame) -> tuple[tuple[str, ...], NDArray[np.int64], Any]:
     """Return the names of specimens (N,), where their rows begin and end (N + 1,), and their targets (N, P) if any."""
     name, new = frame["specimen"], frame["specimen"] != frame["specimen"].shift()
     starts = np.flatnonzero(np.append(new, True))
@@ -427,7 +384,7 @@ def _specimens(path: Path, frame: pd.DataFrame, word: str) -> tuple[tuple[str, .
         unlike = labels != np.repeat(labels.to_numpy()[starts[:-1]], np.diff(starts), axis=0)  # also where it is NaN
         remedy = "write the same in all its rows"
         rules += [(unlike[kind], f"specimen {{specimen!r}} has {kind} {{{kind}:g}}", remedy) for kind in labels]
-    _hold_each(rules, _row_of(frame, f"{path}, {word}"))
+    _hold(frame, rules, lambda _: str(path))
     targets = None if labels is None else labels.to_numpy()[starts[:-1]]
     return tuple(name[new].astype(str)), starts, targets
 
@@ -458,10 +415,11 @@ def _of_pair(path: Path, units: _Words, targets: Path | None) -> CurveSet:
         layout = "the flag is 1 on data, 0 on padding, which is zero and at the left; correct it"
         _refuse(f"{path}, curve {low + row}, position {at}", (wrong.any(), f"{found}; {layout}"))
         starts = np.concatenate([[0], np.cumsum(data.sum(axis=1))])
-        return CurveBlock(strain[data] * factors[0], stress[data] * factors[1], np.nonzero(data)[1], starts)
+        rows = pd.Index(np.nonzero(data)[1], name="position")
+        return CurveBlock(strain[data] * factors[0], stress[data] * factors[1], rows, starts)
 
     return CurveSet(
-        path=path, layout="npy", size=len(array), names=None, units=declared, columns={}, word="position", read=read,
+        path=path, layout="npy", size=len(array), names=None, units=declared, columns={}, read=read,
         targets=_targets(targets, None, len(array)) if targets else None, targets_file=targets, unused=(),
     )  # fmt: skip
 
@@ -473,9 +431,9 @@ def _targets(path: Path, names: Sequence[str] | None, size: int) -> _Array:
         needed = f"needed is ({size}, 2): G0 in MPa and a of every curve; save one row a curve"
         _refuse(str(path), (array.shape != (size, material.TARGETS), f"has shape {array.shape}, {needed}"))
         return array.astype(np.float64)
-    frame, word = _table(path)
+    frame = _table(path)
     found = _columns(path, list(map(str, frame)), {}, needed=("specimen", "G0", "a"))
-    table = _numbered(path, frame, {kind: found[kind] for kind in ("specimen", "G0", "a")}, word, {})
+    table = _numbered(path, frame, {kind: found[kind] for kind in ("specimen", "G0", "a")}, {})
     table.index = pd.Index([str(each) for each in table["specimen"]])
     apart = sorted(set(table.index) ^ set(names)) or sorted(set(table.index[table.index.duplicated()]))
     _refuse(str(path), (apart, f"needs one row for each specimen of the curves; unlike are {_listed(apart)}; add it"))
@@ -501,13 +459,11 @@ def import_curves(
     initial slope. Raises DataError for whatever is wrong with the files; nothing is written then.
     """
     dataset.require_new(out)
-    _refuse("", (label not in (None, "lsq"), f"--label {label!r} is not known; allowed: lsq"))
     few = f"holds {plural(curves.size, 'curve')} ({', '.join(curves.names or ())})" if curves.size < 4 else ""
     unclear, found = (curves.targets is None) == (label is None), "no" if label is None else "other"
     few = few and f"{few}; every fourth is a test curve, 4 are needed at least; add some"
     once = f"has {found} targets G0 and a; give them once, as columns G0 and a, by --targets, or by --label lsq"
     _refuse(str(curves.path), (few, few), (unclear, once))
-    room.need_disk(out, curves.size * dataset.BYTES_PER_CURVE, f"a data set of {curves.size:,} curves")
     given = None if curves.targets is None else _labels(curves, curves.targets, target_bounds)
     fits, counts = _checked(curves, label, any_modulus, on_progress)
     targets, bounds, bounds_from = given or _labels(curves, fits[_LAW].to_numpy(), target_bounds)
@@ -530,12 +486,12 @@ def import_curves(
     }
     dataset.write_imported(
         out,
-        (to_channels(points) for _, points in curves.blocks(checked=True)),
+        lambda low, high: to_channels(curves.read(low, high)),
         ((targets - bounds[:, 0]) / (bounds[:, 1] - bounds[:, 0])).astype(np.float32),
         target_bounds=bounds,
         provenance=provenance,
         floor=_floor(fits, bounds) if label is None else None,
-        on_progress=on_progress and (lambda done, total: on_progress("writing", done, total)),
+        on_progress=on_progress and partial(on_progress, "writing"),
     )
     return provenance
 
@@ -628,7 +584,7 @@ def _doubts(curves: CurveSet, fits: pd.DataFrame, given: _Array | None) -> list[
     doubts = []
     for wrong, text in (
         (outside, "G0 or a outside 1000 to 3000 MPa and 25 to 45: networks trained on generated curves extrapolate"),
-        (relative > MISFIT_OF_PEAK, "rms above 5 % of the peak: the saturating law does not describe them"),
+        (relative > _MISFIT, "rms above 5 % of the peak: the saturating law does not describe them"),
     ):
         shown = [
             f"{curves.name(fits.index[k])} (G0 {found[k, 0]:.4g} MPa, a {found[k, 1]:.3g}, "
@@ -647,7 +603,7 @@ def _doubts(curves: CurveSet, fits: pd.DataFrame, given: _Array | None) -> list[
 def _floor(fits: pd.DataFrame, bounds: _Array) -> dict[str, Any] | None:
     """Return the statistical floor with noise levels from the residuals, None where the law does not describe them."""
     each = fits[_VARIANCES].to_numpy()[fits.index % 4 == 3] / (bounds[:, 1] - bounds[:, 0]) ** 2
-    if (fits.rms_mpa > MISFIT_OF_PEAK * fits.peak_mpa).any() or not np.isfinite(each).all():
+    if (fits.rms_mpa > _MISFIT * fits.peak_mpa).any() or not np.isfinite(each).all():
         return None
     return material.floor(each.sum(axis=0), len(each), target_bounds=bounds, estimated=True)
 
@@ -670,7 +626,9 @@ class LawFit(NamedTuple):
 def fit_law(strain: NDArray[Any], stress: NDArray[Any], weight: NDArray[Any]) -> LawFit:
     """Fit every curve: `strain` and `stress` in MPa (N, L), `weight` (N, L) 1 on data and 0 on padding.
 
-    All values must be finite. A curve without strain gets nan.
+    By variable projection: the best G0 for a given a is known, so that one parameter is left per curve. It starts from
+    the best of a few values and goes on by Gauss-Newton (with Kaufman's derivative of the projected residual), halving
+    a step that does not help. All values must be finite. A curve without strain gets nan.
     """
     found = np.full((3, len(strain)), np.nan)
     for low in range(0, len(strain), _CHUNK):
@@ -679,8 +637,7 @@ def fit_law(strain: NDArray[Any], stress: NDArray[Any], weight: NDArray[Any]) ->
         able = np.flatnonzero(reach)
         # in units of the largest strain, so that z = a * reach is of order one
         z, g0, squares = _fit((x * w)[able] / reach[able, None], (y * w)[able])
-        rms = np.sqrt(squares / w[able].sum(axis=1))
-        found[:, low + able] = g0 / reach[able], z / reach[able], rms
+        found[:, low + able] = g0 / reach[able], z / reach[able], np.sqrt(squares / w[able].sum(axis=1))
     return LawFit(*found)
 
 
@@ -689,19 +646,15 @@ def _fit(x: _Array, y: _Array) -> tuple[_Array, _Array, _Array]:
     z = np.array(_START)[np.argmin([_at(np.full(len(x), start), x, y)[1] for start in _START], axis=0)]
     g0, squares, step = _at(z, x, y)
     going = np.arange(len(x))
-    for _ in range(60):
-        begin, by, moved = z[going], step[going], np.zeros(len(going), bool)
-        for halving in range(6):
-            rest = going[~moved]
-            if not len(rest):
-                break
-            new = np.clip(begin[~moved] + by[~moved] * 0.5**halving, -_LARGEST, _LARGEST)
-            found = _at(new, x[rest], y[rest])
-            better = found[1] <= squares[rest]
-            at = rest[better]
-            z[at], g0[at], squares[at], step[at] = (each[better] for each in (new, *found))
-            moved[~moved] = better
-        going = going[moved & (np.abs(by) > 1e-11 * (1.0 + np.abs(z[going])))]
+    for _ in range(100):
+        before = z[going]
+        new = np.clip(before + step[going], -_LARGEST, _LARGEST)
+        found = _at(new, x[going], y[going])
+        better = found[1] <= squares[going]
+        step[going] /= 2
+        at = going[better]
+        z[at], g0[at], squares[at], step[at] = (each[better] for each in (new, *found))
+        going = going[np.abs(new - before) > 1e-11 * (1.0 + np.abs(before))]
     return z, g0, squares
 
 

@@ -16,39 +16,40 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+from pydantic import Field, model_validator
 
 from horovod_study.config.documents import open_file, read_json
-from horovod_study.config.doors import Form, accept
+from horovod_study.config.doors import Form, accept, wrong
 from horovod_study.config.run import available_cores
-from horovod_study.errors import DataError, first_line
+from horovod_study.errors import DataError, first_line, refuse
 from horovod_study.files import unfinished, write_file, writing
 from horovod_study.strain import material, room
 from horovod_study.text.numbers import amount
 from horovod_study.text.tables import table_of, to_lines
 
 CURVES, TARGETS, SIDECAR = "curves.npy", "targets.npy", "dataset.json"
+IMPORTED = "imported v1"  # the specification of an imported set
 BLOCK_ROWS = 25_000
 """Rows per hashed block, also the unit of work of a thread."""
 _ROWS = {CURVES: (material.CHANNELS, material.POINTS), TARGETS: (material.TARGETS,)}  # shape of one row of each file
 _PIECE_ROWS = 256  # rows made, hashed and written at a time: they stay in the processor's cache
 BYTES_PER_CURVE = 4 * (material.CHANNELS * material.POINTS + material.TARGETS)
-_BYTES_PER_THREAD = 10_000_000  # with one piece at a time
 _LARGEST_SIZE = 10**9
 _AGAIN = "generate or import it again into another folder"
 
-_Piece = tuple[NDArray[np.float32], NDArray[np.float32]]  # curves (B, 3, 201) and targets (B, 2), contiguous
+_Piece = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float64]]
+"""Curves (B, 3, 201) and targets (B, 2), contiguous, and the sum of the test curves' Cramer-Rao bounds (2,)."""
+_Rows = Callable[[int, int], _Piece]  # the rows low..high-1
 _Found = TypeVar("_Found")
 OnProgress = Callable[[int, int], None]
 """Called with (curves done, curves in all) while a long operation goes on."""
@@ -57,22 +58,8 @@ OnProgress = Callable[[int, int], None]
 # -------------------------------------------------------------------------------------------------- the side-car
 
 
-def _low_and_high(bounds: list[list[float]]) -> list[list[float]]:
-    if [len(each) for each in bounds] != [2, 2] or any(low >= high for low, high in bounds):
-        raise ValueError("it must be [[low, high] of G0 in MPa, [low, high] of a] with low < high")
-    return bounds
-
-
 _Size = Annotated[int, Field(ge=1, le=_LARGEST_SIZE)]
 _Mean = Annotated[float, Field(ge=0, le=1e12)]
-_Bounds = Annotated[list[list[float]], AfterValidator(_low_and_high)]
-
-
-class _Drawn(Form):
-    """What the curves of a generated data set depend on."""
-
-    seed: Annotated[int, Field(ge=0, lt=2**64)]
-    noise_max_mpa: Annotated[float, Field(ge=0, le=1e9)]
 
 
 class _Floor(Form):
@@ -86,48 +73,43 @@ class _Floor(Form):
     estimated: bool = False
 
 
-def _of_all_rows(found: dict[str, list[str]], info: ValidationInfo) -> dict[str, list[str]]:
-    blocks = -(-info.data.get("size", 0) // info.data.get("block_rows", 1))
-    if missing := next((name for name in _ROWS if len(found.get(name, ())) != blocks), ""):
-        raise ValueError(f"it must hold {blocks} hashes of {missing}")
-    return found
-
-
-def _of_the_law(found: list[list[float]]) -> list[list[float]]:
-    if found != material.TARGET_BOUNDS.tolist():
-        raise ValueError(f"those of {material.SPEC} are {material.TARGET_BOUNDS.tolist()}")
-    return found
-
-
 class _SideCar(Form):
-    """What dataset.json says of every data set."""
+    """What dataset.json says: of a generated set what its curves depend on, of an imported one where they are from."""
 
+    kind: Literal["generated", "imported"] = "generated"  # the first ones had no kind
+    spec: Literal["shear-exp v1", "imported v1"]
     size: _Size
-    target_bounds: _Bounds
+    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
+    noise_max_mpa: Annotated[float, Field(ge=0, le=1e9)] | None = None
+    provenance: dict[str, Any] | None = None
+    target_bounds: list[list[float]] = material.TARGET_BOUNDS.tolist()
+    bounds: Any = None  # how the first ones said it
     floor: _Floor | None = None
     numpy: str = ""
     block_rows: _Size
-    sha256: Annotated[dict[str, list[str]], AfterValidator(_of_all_rows)]
+    sha256: dict[str, list[str]]
 
-
-class _Generated(_SideCar, _Drawn):
-    kind: Literal["generated"]
-    spec: Literal["shear-exp v1"]
-    target_bounds: Annotated[_Bounds, AfterValidator(_of_the_law)] = material.TARGET_BOUNDS.tolist()
-    bounds: Any = None  # how the first ones said it, which had no kind either
-
-
-class _Imported(_SideCar):
-    kind: Literal["imported"]
-    spec: Literal["imported v1"]
-    provenance: dict[str, Any]
-
-
-_FORM = Annotated[
-    _Generated | _Imported,
-    Field(discriminator="kind"),
-    BeforeValidator(lambda content: {"kind": "generated", **content} if isinstance(content, dict) else content),
-]
+    @model_validator(mode="after")
+    def _agrees(self) -> "_SideCar":
+        generated, bounds, blocks = self.kind == "generated", self.target_bounds, -(-self.size // self.block_rows)
+        missing = {"seed", "noise_max_mpa"} if generated else {"provenance"}
+        of_the_law, made_by = material.TARGET_BOUNDS.tolist(), {"generated": material.SPEC, "imported": IMPORTED}
+        for broken, text in (
+            (self.spec != made_by[self.kind], f"spec is {self.spec}; {self.kind} sets have {made_by[self.kind]}"),
+            *((getattr(self, name) is None, f"{name} is missing") for name in sorted(missing)),
+            (
+                [len(each) for each in bounds] != [2, 2] or any(low >= high for low, high in bounds),
+                f"target_bounds is {bounds}; it must be [[low, high] of G0 in MPa, [low, high] of a] with low < high",
+            ),
+            (generated and bounds != of_the_law, f"target_bounds is {bounds}; those of {self.spec} are {of_the_law}"),
+            *(
+                (len(self.sha256.get(name, ())) != blocks, f"sha256 must hold {blocks} hashes of {name}")
+                for name in _ROWS
+            ),
+        ):
+            if broken:
+                raise wrong(text)
+        return self
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,7 +119,7 @@ class Dataset:
     path: Path
     curves: NDArray[np.float32]  # (N, C, L), memory-mapped
     targets: NDArray[np.float32]  # (N, P), memory-mapped
-    sidecar: _Generated | _Imported
+    sidecar: _SideCar
 
     @property
     def size(self) -> int:
@@ -258,24 +240,24 @@ def generate(
     `threads` fill disjoint blocks of rows of one file. Raises DataError if the directory exists, cannot be written, or
     the disk is too small.
     """
-    drawn = {"seed": seed, "noise_max_mpa": noise_max_mpa}
-    accept(_Drawn, drawn, "data set", error=DataError)
-    blocks = _blocks(size, BLOCK_ROWS)
-    threads = min(threads, len(blocks))
-    needed, remedy = threads * _BYTES_PER_THREAD, "use fewer --processes"
-    room.need_memory(path, needed, f"generating {threads} blocks at once", remedy)
-    content = {"kind": "generated", "spec": material.SPEC, "size": size, **drawn}
-    content["target_bounds"] = material.TARGET_BOUNDS.tolist()
-    with _made_whole(path, content) as (making, hashes):
-        fill = partial(_fill_block, making, seed, noise_max_mpa)
-        found, sums = zip(*_of_blocks(fill, blocks, threads, on_progress), strict=True)
-        hashes.extend(found)
-        content["floor"] = material.floor(np.sum(sums, axis=0), size // 4)
+    drawn = f"data set: seed {seed}, noise_max_mpa {noise_max_mpa}"
+    allowed = "a seed is a whole number from 0 to 2**64 - 1, a noise 0 to 1e9 MPa"
+    refuse("", (not (0 <= seed < 2**64 and 0 <= noise_max_mpa <= 1e9), f"{drawn}; {allowed}"), error=DataError)
+    threads = min(threads, -(-size // BLOCK_ROWS))
+
+    def rows(first: int, last: int) -> _Piece:
+        curves = np.empty((last - first, material.CHANNELS, material.POINTS), np.float32)
+        targets = np.empty((last - first, material.TARGETS), np.float32)
+        levels_mpa = material.fill(seed, first, curves, targets, noise_max_mpa=noise_max_mpa)
+        return curves, targets, _floor_sums(first, curves, targets, levels_mpa)
+
+    content = {"kind": "generated", "spec": material.SPEC, "size": size, "seed": seed, "noise_max_mpa": noise_max_mpa}
+    _make(path, {**content, "target_bounds": material.TARGET_BOUNDS.tolist()}, rows, threads, on_progress)
 
 
 def write_imported(
     path: Path,
-    blocks: Iterable[NDArray[np.float32]],
+    curves: Callable[[int, int], NDArray[np.float32]],
     targets: NDArray[np.float32],
     *,
     target_bounds: NDArray[np.float64],
@@ -285,32 +267,20 @@ def write_imported(
 ) -> None:
     """Write somebody's own curves as the data set directory `path`, which appears complete or not at all.
 
-    `blocks` are the curves in order, (B, 3, 201) each, `targets` (N, 2) normalised with `target_bounds` (2, 2).
-    `provenance` (JSON values) says where they come from; `floor` is what material.floor returns if the noise is known
-    or estimated. Raises DataError for rows that break the layout, naming the first of them, and as `generate` does.
+    `curves(low, high)` are those with numbers low..high-1, (B, 3, 201) each, `targets` (N, 2) normalised with
+    `target_bounds` (2, 2). `provenance` (JSON values) says where they come from; `floor` is what material.floor returns
+    if the noise is known or estimated. Raises DataError for rows that break the layout, naming the first of them, and
+    as `generate` does.
     """
-    size, done = len(targets), 0
-    targets = np.ascontiguousarray(targets, dtype="<f4")
-    rows = chain.from_iterable(np.array_split(each, range(_PIECE_ROWS, len(each), _PIECE_ROWS)) for each in blocks)
-    left = np.empty((0, *_ROWS[CURVES]), "<f4")
 
-    def pieces(high: int) -> Iterator[_Piece]:
-        nonlocal done, left
-        while done < high:  # no piece crosses the end of a block of hashes
-            left = left if len(left) else np.ascontiguousarray(next(rows), dtype="<f4")
-            curves, left = left[: high - done], left[high - done :]
-            labels = targets[done : done + len(curves)]
-            if problem := _wrong_row(done, curves, labels, bounded=False):
-                raise DataError(f"{path}/{problem}; correct it and import again")
-            yield curves, labels
-            done += len(curves)
+    def rows(first: int, last: int) -> _Piece:
+        piece, labels = curves(first, last), np.ascontiguousarray(targets[first:last], dtype="<f4")
+        if problem := _wrong_row(first, piece, labels, bounded=False):
+            raise DataError(f"{path}/{problem}; correct it and import again")
+        return piece, labels, np.zeros(material.TARGETS)
 
-    content = {"kind": "imported", "spec": "imported v1", "size": size, "target_bounds": target_bounds.tolist()}
-    with _made_whole(path, {**content, "floor": floor, "provenance": provenance}) as (making, hashes):
-        for low, high in _blocks(size, BLOCK_ROWS):
-            hashes.append(_write_block(making, low, pieces(high)))
-            if on_progress:
-                on_progress(high, size)
+    content = {"kind": "imported", "spec": IMPORTED, "size": len(targets), "target_bounds": target_bounds.tolist()}
+    _make(path, {**content, "floor": floor, "provenance": provenance}, rows, 1, on_progress)
 
 
 def require_new(path: Path) -> None:
@@ -319,29 +289,71 @@ def require_new(path: Path) -> None:
         raise DataError(f"{path}: exists already; choose another --out, or remove it first")
 
 
-@contextmanager
-def _made_whole(path: Path, content: dict[str, Any]) -> Iterator[tuple[Path, list[dict[str, str]]]]:
-    """Give a folder with empty arrays beside `path`, and a list for the hashes of its blocks.
-
-    If the block ends well, the side-car, `content`, is written and the folder moved to `path`; else it is removed.
-    """
+def _make(path: Path, content: dict[str, Any], rows: _Rows, threads: int, on_progress: OnProgress | None) -> None:
+    """Write `rows` into a folder beside `path`, and the side-car, `content` and hashes; then move the folder there."""
     require_new(path)
-    size, hashes = content["size"], list[dict[str, str]]()
+    size = content["size"]
     with writing(path, "free space there, or choose another folder", error=DataError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with unfinished(path, folder=True) as making:
             room.need_disk(path.parent, int(size * BYTES_PER_CURVE * 1.02), f"a data set of {size:,} curves")
             for name, row in _ROWS.items():
                 np.lib.format.open_memmap(making / name, mode="w+", dtype=np.dtype("<f4"), shape=(size, *row)).flush()
-            yield making, hashes
+            blocks = _of_blocks(partial(_write_block, making, rows), size, BLOCK_ROWS, threads, on_progress)
+            hashes, sums = zip(*blocks, strict=True)
+            content.setdefault("floor", material.floor(np.sum(sums, axis=0), size // 4))
             content |= {"numpy": np.__version__, "block_rows": BLOCK_ROWS}
             content["sha256"] = {name: [block[name] for block in hashes] for name in _ROWS}
-            accept(_FORM, content, str(path / SIDECAR), error=DataError)
+            accept(_SideCar, content, str(path / SIDECAR), error=DataError)
             write_file(making / SIDECAR, json.dumps(content, indent=1, allow_nan=False) + "\n")
             for name in (CURVES, TARGETS, SIDECAR):
                 with open_file(making / name) as stream:
                     os.fsync(stream.fileno())
             making.rename(path)
+
+
+def _write_block(directory: Path, rows: _Rows, low: int, high: int) -> tuple[dict[str, str], NDArray[np.float64]]:
+    """Write the rows low..high-1 into the two files; return the SHA-256 of each file's, and the sum of their bounds.
+
+    Plain writes instead of stores through a map: a full disk is an error here, not a bus error.
+    """
+    hashes, sums = {name: hashlib.sha256() for name in _ROWS}, np.zeros(material.TARGETS)
+    with ExitStack() as files:
+        streams = {name: files.enter_context(open(directory / name, "r+b")) for name in _ROWS}
+        for name, row in _ROWS.items():
+            streams[name].seek(open_npy(directory / name).offset + 4 * math.prod(row) * low)
+        for first in range(low, high, _PIECE_ROWS):
+            *piece, more = rows(first, min(first + _PIECE_ROWS, high))
+            sums += more
+            for name, values in zip(_ROWS, piece, strict=True):
+                hashes[name].update(values.data)
+                streams[name].write(values.data)
+    return {name: each.hexdigest() for name, each in hashes.items()}, sums
+
+
+def _floor_sums(
+    first: int, curves: NDArray[np.float32], targets: NDArray[np.float32], levels_mpa: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the sum of the Cramer-Rao bounds (P,) of the test curves among the curves from number `first` on."""
+    test = slice((3 - first) % 4, None, 4)
+    found: NDArray[np.float64] = material.bounds(curves[test, 0], targets[test], levels_mpa[test]).sum(axis=0)
+    return found
+
+
+def _of_blocks(
+    work: Callable[[int, int], _Found], size: int, rows: int, threads: int, on_progress: OnProgress | None
+) -> Iterator[_Found]:
+    """Yield what `work` returns of each block of rows, in order; `threads` of them are worked on at once."""
+    with ThreadPoolExecutor(threads) as pool:  # generating, hashing and checking let go of the interpreter
+        ends = [min(low + rows, size) for low in range(0, size, rows)]
+        found = [pool.submit(work, place * rows, high) for place, high in enumerate(ends)]
+        try:
+            for high, each in zip(ends, found, strict=True):
+                yield each.result()
+                if on_progress:
+                    on_progress(high, size)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # nothing more is done after the first complaint
 
 
 def page_cache_doubt(size: int) -> str | None:
@@ -379,82 +391,13 @@ def path_of(dataset: str, *, seed: int, noise_max_mpa: float = material.NOISE_MA
     return Path(dataset) if size is None else cached_path(size, seed, noise_max_mpa)
 
 
-# ------------------------------------------------------------------------------------------------------- filling
-
-
-def _blocks(size: int, rows: int) -> list[tuple[int, int]]:
-    return [(low, min(low + rows, size)) for low in range(0, size, rows)]
-
-
-def _write_block(directory: Path, first: int, pieces: Iterable[_Piece]) -> dict[str, str]:
-    """Write rows from number `first` on into the two files of a directory; return the SHA-256 of each file's.
-
-    Plain writes instead of stores through a map: a full disk is an error here, not a bus error.
-    """
-    hashes = {name: hashlib.sha256() for name in _ROWS}
-    with ExitStack() as files:
-        streams = {name: files.enter_context(open(directory / name, "r+b")) for name in _ROWS}
-        for name, row in _ROWS.items():
-            streams[name].seek(open_npy(directory / name).offset + 4 * math.prod(row) * first)
-        for piece in pieces:
-            for name, values in zip(_ROWS, piece, strict=True):
-                hashes[name].update(values.data)
-                streams[name].write(values.data)
-    return {name: each.hexdigest() for name, each in hashes.items()}
-
-
-def _fill_block(
-    directory: Path, seed: int, noise_max_mpa: float, low: int, high: int
-) -> tuple[dict[str, str], NDArray[np.float64]]:
-    """Generate the rows low..high-1 into the files of a directory.
-
-    Return the SHA-256 of each file's rows and the test curves' sum of Cramer-Rao bounds, (P,).
-    """
-    sums = np.zeros(material.TARGETS)
-
-    def rows() -> Iterator[_Piece]:
-        curves = np.empty((_PIECE_ROWS, material.CHANNELS, material.POINTS), np.float32)
-        targets = np.empty((_PIECE_ROWS, material.TARGETS), np.float32)
-        for first in range(low, high, _PIECE_ROWS):
-            piece = curves[: high - first], targets[: high - first]
-            levels_mpa = material.fill(seed, first, *piece, noise_max_mpa=noise_max_mpa)
-            sums[:] += _floor_sums(first, *piece, levels_mpa)
-            yield piece
-
-    return _write_block(directory, low, rows()), sums
-
-
-def _floor_sums(
-    first: int, curves: NDArray[np.float32], targets: NDArray[np.float32], levels_mpa: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Return the sum of the Cramer-Rao bounds (P,) of the test curves among the curves from number `first` on."""
-    test = slice((3 - first) % 4, None, 4)
-    found: NDArray[np.float64] = material.bounds(curves[test, 0], targets[test], levels_mpa[test]).sum(axis=0)
-    return found
-
-
-def _of_blocks(
-    work: Callable[..., _Found], blocks: list[tuple[int, int]], threads: int, on_progress: OnProgress | None
-) -> Iterator[_Found]:
-    """Yield what `work` returns of each block of rows, in order; `threads` of them are worked on at once."""
-    with ThreadPoolExecutor(threads) as pool:  # generating, hashing and checking let go of the interpreter
-        found = [pool.submit(work, *ends) for ends in blocks]
-        try:
-            for (_, high), each in zip(blocks, found, strict=True):
-                yield each.result()
-                if on_progress:
-                    on_progress(high, blocks[-1][1])
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # nothing more is done after the first complaint
-
-
 # ------------------------------------------------------------------------------------------------ opening, checking
 
 
 def open_dataset(path: Path) -> Dataset:
     """Open a data set without reading its rows; sizes, types and version are checked against the side-car."""
     missing = "no such data set; make it with `horovod-study strain data generate`, or give a size instead of a path"
-    sidecar = read_json(path / SIDECAR, _FORM, error=DataError, again=_AGAIN, missing=missing)
+    sidecar = read_json(path / SIDECAR, _SideCar, error=DataError, again=_AGAIN, missing=missing)
     arrays = {}
     for name, row in _ROWS.items():  # pages are private, but never written
         arrays[name] = open_npy(path / name, mode="c", holds=(np.dtype("<f4"), (sidecar.size, *row)))
@@ -462,29 +405,21 @@ def open_dataset(path: Path) -> Dataset:
 
 
 def open_npy(path: Path, *, mode: Literal["r", "c"] = "r", holds: tuple[Any, ...] = ()) -> np.memmap[Any, Any]:
-    """Map the real numbers of a .npy file without unpickling; DataError unless they are all of the file.
+    """Map the real numbers of a .npy file without unpickling; DataError unless they are all there.
 
     Pages are read-only, or with mode "c" private to this process. `holds`: the type and shape that they must have.
     """
-    problem = ""
+    remedy = _AGAIN if holds else "copy it again, or save it by numpy.save(file, array, allow_pickle=False)"
     try:
-        with open_file(path) as stream:
-            old = np.lib.format.read_magic(stream) == (1, 0)
-            read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
-            (shape, fortran, dtype), begin = read(stream), stream.tell()
-            size, promised = os.fstat(stream.fileno()).st_size, begin + math.prod(shape) * dtype.itemsize
-        if dtype.kind not in "fiu" or not begin < size == promised:
-            problem = (
-                f"holds {dtype} {shape} and is {size:,} bytes long, real numbers in {promised:,} bytes were expected"
-            )
-        elif holds not in ((), (dtype, shape)):
-            problem = f"holds {dtype} {shape}, the side-car says {holds[0]} {holds[1]}"
+        open_file(path).close()
+        found: np.memmap[Any, Any] = np.lib.format.open_memmap(path, mode=mode)
     except Exception as error:  # numpy's reader of heads raises whatever Python's parser does
-        problem = f"is no .npy file ({first_line(error)[:100]})"
-    if problem:
-        remedy = _AGAIN if holds else "copy it again, or save it by numpy.save(file, array, allow_pickle=False)"
-        raise DataError(f"{path}: {problem}; {remedy}")
-    return np.memmap(path, dtype, mode, begin, shape, "F" if fortran else "C")
+        raise DataError(f"{path}: is no whole .npy file of numbers ({first_line(error)[:100]}); {remedy}") from None
+    is_now, expected = (found.dtype, found.shape), holds or ("real numbers", "of any shape")
+    wrong = found.dtype.kind not in "fiu" or not found.size or holds not in ((), is_now)
+    holds_now = f"holds {found.dtype} {found.shape}, expected are {' '.join(map(str, expected))}"
+    refuse(str(path), (wrong, f"{holds_now}; {remedy}"), error=DataError)
+    return found
 
 
 def check(path: Path, *, threads: int | None = None, on_progress: OnProgress | None = None) -> dict[str, Any]:
@@ -498,12 +433,9 @@ def check(path: Path, *, threads: int | None = None, on_progress: OnProgress | N
     """
     dataset = open_dataset(path)
     sidecar, generated = dataset.sidecar, dataset.sidecar.kind == "generated"
-    blocks = _blocks(dataset.size, sidecar.block_rows)
-    sums = sum(
-        _of_blocks(partial(_check_block, dataset), blocks, threads or available_cores(), on_progress),
-        np.zeros(material.TARGETS),
-    )
-    computed = material.floor(sums, dataset.test_size) if generated else dataset.floor
+    work, threads = partial(_check_block, dataset), threads or available_cores()
+    sums = list(_of_blocks(work, dataset.size, sidecar.block_rows, threads, on_progress))
+    computed = material.floor(np.sum(sums, axis=0), dataset.test_size) if generated else dataset.floor
     if generated and dataset.floor and computed:
         for name, value in computed.items():
             if not np.isclose(dataset.floor[name], value, rtol=1e-6, atol=0):  # another machine's exp
@@ -512,12 +444,12 @@ def check(path: Path, *, threads: int | None = None, on_progress: OnProgress | N
     return {
         "path": str(path),
         "kind": sidecar.kind,
-        **{name: getattr(sidecar, name, None) for name in ("spec", "seed", "noise_max_mpa", "provenance")},
+        **{name: getattr(sidecar, name) for name in ("spec", "seed", "noise_max_mpa", "provenance")},
         "size": dataset.size,
         "train": dataset.train_size,
         "test": dataset.test_size,
         "bytes": dataset.size * BYTES_PER_CURVE,
-        "blocks": len(blocks),
+        "blocks": len(sums),
         "target_bounds": dataset.target_bounds.tolist(),
         "floor": computed,
         "floor_recomputed": generated,
@@ -529,33 +461,31 @@ def check(path: Path, *, threads: int | None = None, on_progress: OnProgress | N
 def lines(facts: Mapping[str, Any]) -> list[str]:
     """Return what `check` found, as lines."""
     (g0_low, g0_high), (a_low, a_high) = facts["target_bounds"]
-    if facts["kind"] == "generated":
+    generated, floor, train, test = facts["kind"] == "generated", facts["floor"], facts["train"], facts["test"]
+    if generated:
         made = f"{facts['spec']}, seed {facts['seed']}, noise up to {facts['noise_max_mpa']:g} MPa"
-        inside = "all inside"
     else:
         known = {name: value for name, value in facts["provenance"].items() if name not in ("ids", "files", "warnings")}
-        made, inside = f"import of {json.dumps(known)}", "all finite"
-    train, test = facts["train"], facts["test"]
+        made = f"import of {json.dumps(known)}"
     rows = [
         ("made by", made),
         ("split", f"{facts['size']:,} curves: {train:,} for training, {test:,} for testing (every fourth)"),
         ("files", f"{amount(facts['bytes'])}; SHA-256 of all {facts['blocks']} blocks agree"),
         ("layout", "flags, padding and increasing strain agree with the specification"),
-        ("targets", f"G0 {g0_low:g} to {g0_high:g} MPa, a {a_low:g} to {a_high:g}; {inside}"),
+        (
+            "targets",
+            f"G0 {g0_low:g} to {g0_high:g} MPa, a {a_low:g} to {a_high:g}; all {'inside' if generated else 'finite'}",
+        ),
+        ("floor", "not known: nothing says how noisy the test curves are, or there are none"),
+        ("digest", facts["digest"]),
     ]
-    floor = facts["floor"]
-    if floor is None:
-        why = "nothing says how noisy the curves are" if facts["test"] else "there are no test curves"
-        rows.append(("floor", f"not known: {why}"))
-    else:
-        source = "from the test curves on disk" if facts["floor_recomputed"] else "estimated at the import"
-        agrees = ", as in the side-car" if facts["floor_recomputed"] and facts["floor_in_sidecar"] else ""
-        rows += [
-            ("floor", f"test MSE {floor['mse']:.3e} (Cramer-Rao bound {source}{agrees})"),
+    if floor is not None:
+        source = "from the test curves on disk" if generated else "estimated at the import"
+        rows[5:6] = [
+            ("floor", f"test MSE {floor['mse']:.3e} (Cramer-Rao bound {source})"),
             ("", f"  G0 {floor['g0_mse']:.3e}, root {floor['g0_rmse_mpa']:.2f} MPa"),
             ("", f"  a  {floor['a_mse']:.3e}, root {floor['a_rmse']:.3f}"),
         ]
-    rows.append(("digest", facts["digest"]))
     return [f"{facts['path']}: good", *to_lines(table_of(("", ""), rows, texts=(0, 1)), indent=2)]
 
 
@@ -570,7 +500,7 @@ def _check_block(dataset: Dataset, low: int, high: int) -> NDArray[np.float64]:
         hashes[CURVES].update(curves.data)
         hashes[TARGETS].update(targets.data)
         problem = problem or _wrong_row(first, curves, targets, bounded=sidecar.kind == "generated")
-        if sidecar.kind == "generated" and not problem:
+        if sidecar.seed is not None and sidecar.noise_max_mpa is not None and not problem:
             levels = material.noise_levels_mpa(sidecar.seed, first, last, noise_max_mpa=sidecar.noise_max_mpa)
             sums += _floor_sums(first, curves, targets, levels)
     for name, digest in hashes.items():

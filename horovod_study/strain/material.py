@@ -12,17 +12,6 @@ not depend on numpy's version or the processor. The words of a curve (64 bit, 11
     8..58     201 strain increments, 16 bit each
     59..109   201 noise values, 16 bit each, an index into a table of normal quantiles
 
-The statistical floor is what no unbiased estimator of G0 and a can beat on given curves (Cramer-Rao bound).
-With the strain known and independent Gaussian noise of level sigma on the stress, the Fisher information of one curve
-is F = sum_j s_j s_j^T / sigma^2 with the sensitivities of the law tau = G0/a (1 - e), e = exp(-a gamma), to the
-normalised targets (span = high - low of their bounds):
-
-    s_G0 = span_G0 (1 - e) / a        s_a = span_a G0 (gamma e / a - (1 - e) / a^2)
-
-and the bound of each target is the diagonal of F^-1. That sigma is unknown to the estimator costs nothing: its
-information is separate. A trained network may pass the mean bound by a few percent, for it knows the range of the
-targets; well below it something leaks.
-
 Letters: N curves, L = 201 points, C = 3 channels (strain, stress, flag), P = 2 targets (G0, a; each 0..1).
 """
 
@@ -184,7 +173,14 @@ def bounds(
     *,
     target_bounds: NDArray[np.float64] = TARGET_BOUNDS,
 ) -> NDArray[np.float64]:
-    """Return the smallest variance of an unbiased estimate of each normalised target, shape (N, P).
+    """Return the smallest variance of an unbiased estimate of each normalised target (Cramer-Rao bound), shape (N, P).
+
+    With the strain known and independent Gaussian noise of level sigma on the stress, the Fisher information of a
+    curve is F = sum_j s_j s_j^T / sigma^2 with the sensitivities of the law tau = G0/a (1 - e), e = exp(-a gamma), to
+    the normalised targets (span = high - low of their bounds): s_G0 = span_G0 (1 - e) / a and
+    s_a = span_a G0 (gamma e / a - (1 - e) / a^2). The bound of each target is on the diagonal of F^-1. That sigma is
+    unknown to the estimator costs nothing: its information is separate. A trained network may pass the mean bound by a
+    few percent, for it knows the range of the targets; well below it something leaks.
 
     `strain` (N, L) is zero on the padding, where the stress says nothing about the targets; `targets` (N, P) are the
     true ones, normalised with `target_bounds` (P, 2); `sigma_mpa` is the noise level, (N,) or one for all. A curve
@@ -195,30 +191,24 @@ def bounds(
     found = np.empty((len(strain), TARGETS))
     for first in range(0, len(strain), _CHUNK):
         part = slice(first, first + _CHUNK)
-        found[part] = _bounds_of_chunk(strain[part], low + span * targets[part], sigmas[part], span)
+        gamma, sigma = strain[part].astype(np.float64), sigmas[part]
+        g0_mpa, a = (low + span * targets[part]).T
+        e = np.exp(gamma * -a[:, None])
+        rise = 1.0 - e
+        # s_G0 = per_g0 * rise and s_a = per_a * bend: the factors of a curve are taken out of the sums over its points.
+        bend = gamma
+        bend *= e
+        bend -= rise / a[:, None]
+        per_g0, per_a = span[0] / a, span[1] * g0_mpa / a
+        rise_rise, rise_bend, bend_bend = (
+            np.einsum("nl,nl->n", left, right) for left, right in ((rise, rise), (rise, bend), (bend, bend))
+        )
+        determinant = rise_rise * bend_bend - rise_bend**2
+        tells = determinant > 1e-14 * rise_rise * bend_bend  # else the rounding of the sums decides
+        scale = (sigma**2 / np.where(tells, determinant, 1.0))[:, None]
+        both = np.stack([bend_bend / per_g0**2, rise_rise / per_a**2], axis=1) * scale
+        found[part] = np.where(tells[:, None], both, np.inf)
     return found
-
-
-def _bounds_of_chunk(
-    strain: NDArray[Any], physical: NDArray[np.float64], sigma_mpa: NDArray[np.float64], span: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    gamma = strain.astype(np.float64)
-    g0_mpa, a = physical[:, 0], physical[:, 1]
-    e = np.exp(gamma * -a[:, None])
-    rise = 1.0 - e
-    # s_G0 = per_g0 * rise and s_a = per_a * bend: the factors of a curve are taken out of the sums over its points.
-    bend = gamma
-    bend *= e
-    bend -= rise / a[:, None]
-    per_g0, per_a = span[0] / a, span[1] * g0_mpa / a
-    rise_rise, rise_bend, bend_bend = (
-        np.einsum("nl,nl->n", left, right) for left, right in ((rise, rise), (rise, bend), (bend, bend))
-    )
-    determinant = rise_rise * bend_bend - rise_bend**2
-    tells = determinant > 1e-14 * rise_rise * bend_bend  # else the rounding of the sums decides
-    determinant = np.where(tells, determinant, 1.0)
-    both = np.stack([bend_bend / per_g0**2, rise_rise / per_a**2], axis=1) * (sigma_mpa**2 / determinant)[:, None]
-    return np.where(tells[:, None], both, np.inf)
 
 
 def floor(

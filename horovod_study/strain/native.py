@@ -23,11 +23,9 @@ from horovod_study.strain.model import StressCNN
 from horovod_study.strain.options import StrainConfig
 from horovod_study.text.progress import say
 
-_INSTRUCTIONS = ("avx512", "avx2")
-"""Sets of instructions that `native.cpp` is compiled for, the fastest first."""
-
+_INSTRUCTIONS = ("avx512", "avx2")  # what `native.cpp` is compiled for, the fastest first
 _POINTER = ctypes.c_void_p
-_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {  # of each library: what a function returns, and takes
     "usable": (ctypes.c_int, ()),
     "create": (_POINTER, (*[ctypes.c_int] * 4, *[_POINTER] * 4)),
     "destroy": (None, (_POINTER,)),
@@ -37,7 +35,6 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "multiply_add": (ctypes.c_double, (ctypes.c_long, _POINTER)),
     "sgd": (None, (ctypes.c_int, *[_POINTER] * 4, *[ctypes.c_double] * 3)),
 }
-"""Of each library: what a function returns, and takes."""
 
 
 def folder() -> Path:
@@ -165,18 +162,12 @@ class NativeStep:
         group = self._optimizer.param_groups[0]
         if self._bound is None or self._optimizer.state.get(self._parameters[0]) is not self._bound:
             self._take_state("betas" in group)
-        count = len(self._parameters)
+        given = (len(self._parameters), self._counts, self._weights, self._slopes, *self._state, group["lr"])
         if "betas" in group:
-            self._library.adam(
-                *(count, self._counts, self._weights, self._slopes, *self._state),
-                *(group["lr"], *group["betas"], group["eps"], group["weight_decay"]),
-                group["decoupled_weight_decay"],
-            )
+            more = (*group["betas"], group["eps"], group["weight_decay"], group["decoupled_weight_decay"])
+            self._library.adam(*given, *more)
         else:
-            self._library.sgd(
-                *(count, self._counts, self._weights, self._slopes, *self._state),
-                *(group["lr"], group["momentum"], group["weight_decay"]),
-            )
+            self._library.sgd(*given, group["momentum"], group["weight_decay"])
 
     def _take_state(self, adam: bool) -> None:
         """Take the addresses of the optimiser's state, which is made first where it has none."""

@@ -1,9 +1,9 @@
 """Profilers, switched on for some steps after the timed window.
 
     torch         torch.profiler: a trace of every operator and lap, and a table by operator
-    cprofile      Python's own profiler: a table by function
+    cprofile      Python's own profiler: a table by function, and a file for snakeviz or pstats
     nsys          opens the window in which NVIDIA's nsys records, which was started outside
-    pyspy         py-spy, attached to this process from outside: a flame graph, the stacks, and a table by function
+    pyspy         py-spy, attached to this process from outside: a flame graph, and the stacks for speedscope
     sync-points   calls at which the host waits for the device, with their source lines; on a CPU, where nothing waits,
                   they are seen by their operation, and "would wait on a GPU"
 
@@ -14,7 +14,6 @@ not be lost for it.
 
 import cProfile
 import ctypes
-import json
 import linecache
 import os
 import shlex
@@ -42,28 +41,23 @@ from horovod_study import records
 from horovod_study.comm.base import Backend, fail_together
 from horovod_study.comm.horovod import HorovodBackend
 from horovod_study.config.run import LAPS, RunConfig
-from horovod_study.errors import BackendError, RecordError, StudyError, refuse
+from horovod_study.errors import BackendError, RecordError, StudyError, error_line, refuse
 from horovod_study.files import csv_rows, result_folder, write_file, writing
 from horovod_study.measure import ranges
 from horovod_study.measure.clock import now, open_clock, sleep
 from horovod_study.strain.scratch import Scratch
 from horovod_study.text.numbers import amount
-from horovod_study.text.tables import table_of, to_lines
+from horovod_study.text.words import plural
 
-SETTLING_STEPS = 5
-"""Scratch steps before a profiler begins: what was measured before them has left the caches and the buffers."""
-
+SETTLING_STEPS = 5  # before a profiler begins: what was measured before them has left the caches
 _SPY_START_S = 20.0
 _FREE = "free space and run again"
-
-Place = Callable[[str], Path]
-"""The ending of a file's name -> its path."""
+_Place = Callable[[str], Path]  # the ending of a file's name -> its path
 
 
 def require_possible(config: RunConfig, backend: Backend, device: torch.device) -> None:
     """Raise BackendError before training for a profiler, ranges or a timeline that cannot work here."""
-    unclear, nsys = ranges.why_not(config.ranges), config.profile == "nsys"
-    timeline = f"run: timeline_steps is {config.timeline_steps}"
+    unclear, timeline = ranges.why_not(config.ranges), config.timeline_steps
     # variables that nsys gives to what it starts
     given = {"NSYS_PROFILING_SESSION_ID", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH"} & os.environ.keys()
     spy = _spy_hindrance() if config.profile == "pyspy" else ""
@@ -71,24 +65,16 @@ def require_possible(config: RunConfig, backend: Backend, device: torch.device) 
         "",
         (unclear, f"ranges {config.ranges} cannot be made: {unclear}; leave ranges out, or use the other kind"),
         (
-            config.timeline_steps and backend.name != "horovod",
-            f"{timeline}, and the timeline is Horovod's own: backend {backend.name} has none; leave timeline_steps "
-            "out, or use --backend horovod",
+            timeline and (backend.name != "horovod" or backend.workers == 1),
+            f"run: timeline_steps is {timeline}, and the timeline is Horovod's own, of two workers or more: this is "
+            f"backend {backend.name} with {plural(backend.workers, 'worker')}; leave timeline_steps out, or use "
+            "--backend horovod",
         ),
         (
-            config.timeline_steps and backend.workers == 1,
-            f"{timeline}, but one worker alone reduces nothing, and its timeline is empty; start two workers or more, "
-            "or leave timeline_steps out",
-        ),
-        (
-            nsys and device.type != "cuda",
-            "profile nsys needs a GPU, and this run computes on the CPU; use --profile torch, pyspy or cprofile",
-        ),
-        (
-            nsys and not given,
-            "profile nsys was asked for, but nsys did not start this process; start it as: nsys profile "
-            "--capture-range=cudaProfilerApi --capture-range-end=stop --trace=cuda,nvtx,osrt -o NAME "
-            "<the command that starts the run>",
+            config.profile == "nsys" and not (given and device.type == "cuda"),
+            "profile nsys needs a GPU, and a process that nsys started: nsys profile --capture-range=cudaProfilerApi "
+            "--capture-range-end=stop --trace=cuda,nvtx,osrt -o NAME <the command that starts the run>; or use "
+            "--profile torch, pyspy or cprofile",
         ),
         (spy, f"profile pyspy{spy}"),
         error=BackendError,
@@ -141,16 +127,12 @@ def _tried(call: Callable[..., object], *arguments: Any) -> str:
     try:
         call(*arguments)
     except (OSError, StudyError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
-        return _words(error)
+        return error_line(error)
     return ""
 
 
-def _words(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 def _windows(
-    kind: str, device: torch.device, steps: int, place: Place, notes: list[str]
+    kind: str, device: torch.device, steps: int, place: _Place, notes: list[str]
 ) -> Iterator[tuple[ranges.Marker | None, AbstractContextManager[None]]]:
     """Yield each stretch of steps that the profiler takes: where laps are shown as ranges, and what is switched on."""
     if kind == "torch":
@@ -163,23 +145,23 @@ def _windows(
         finder = Finder()
         yield (finder.not_in_data if device.type == "cpu" else None), _sync_points(finder, device, steps, place, notes)
     else:  # one format for each time that py-spy is attached
-        yield None, _spy("flamegraph", place("svg"), notes)
-        yield None, _spy("speedscope", place("json"), notes, place("csv"))
+        yield None, _spy("flamegraph", place("svg"))
+        yield None, _spy("speedscope", place("json"))
 
 
-def _told(what: str, steps: int, slow_s: float, timed_s: float, who: str) -> str:
+def _told(what: str, steps: int, everybody: list[dict[str, Any]]) -> str:
+    """Return how slow the steps of the slowest rank were, beside its timed ones."""
+    slow_s, timed_s = max((each["median_s"], each["timed_s"]) for each in everybody)
+    who = " of the slowest rank" * (len(everybody) > 1)
     compared = f", {slow_s / timed_s:.2f} times the {timed_s * 1e3:.2f} ms of timed ones" if timed_s > 0 else ""
     window = f"{steps} scratch steps after the timed window, {slow_s * 1e3:.2f} ms (median{who}){compared}"
     return f"{what}: {window}; these steps are not the timed ones"
 
 
 def _lines(kind: str, steps: int, everybody: list[dict[str, Any]]) -> list[str]:
-    """Return what rank 0 says: how slow the profiled steps were, what was found, and where it is."""
-    several = len(everybody) > 1
-    slow_s, timed_s = max((each["median_s"], each["timed_s"]) for each in everybody)
-    lines = [_told(f"profile {kind}", steps, slow_s, timed_s, " of the slowest rank" * several)]
+    lines = [_told(f"profile {kind}", steps, everybody)]
     for rank, each in enumerate(everybody):
-        rank_is = f"rank {rank}: " * several
+        rank_is = f"rank {rank}: " * (len(everybody) > 1)
         if each["problem"]:
             lines.append(f"warning: {rank_is}profile {kind} wrote nothing: {each['problem']}")
         lines += [f"  {rank_is}{note}" for note in each["notes"]]
@@ -191,7 +173,7 @@ def _lines(kind: str, steps: int, everybody: list[dict[str, Any]]) -> list[str]:
 
 
 @contextmanager
-def _torch(device: torch.device, steps: int, place: Place) -> Iterator[None]:
+def _torch(device: torch.device, steps: int, place: _Place) -> Iterator[None]:
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or its library prints lines that say nothing
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
@@ -215,7 +197,7 @@ def _torch(device: torch.device, steps: int, place: Place) -> Iterator[None]:
 
 
 @contextmanager
-def _cprofile(steps: int, place: Place) -> Iterator[None]:
+def _cprofile(steps: int, place: _Place) -> Iterator[None]:
     profiler = cProfile.Profile()
     profiler.enable()
     try:
@@ -232,18 +214,8 @@ def _cprofile(steps: int, place: Place) -> Iterator[None]:
         rows.append({**row, "self_s": each.inlinetime, "total_s": each.totaltime})
     rows.sort(key=lambda row: (-row["self_s"], row["function"], row["file"], row["line"]))
     write_table(place("csv"), rows)
-    lines = [f"{steps} steps; seconds are sums over them, self is without what a function calls", ""]
-    texts = [
-        (
-            *(f"{row['self_s']:.6f}", f"{row['total_s']:.6f}", f"{row['calls_per_step']:.2f}"),
-            row["function"] + (f"  {row['file']}:{row['line']}" if row["file"] else ""),
-        )
-        for row in rows[:100]
-    ]
-    lines += to_lines(table_of(("self s", "total s", "calls/step", "function"), texts, texts=(3,)))
     with writing(place("prof"), _FREE):
-        write_file(place("txt"), "\n".join(lines) + "\n")
-        profiler.dump_stats(place("prof"))  # for snakeviz; nothing here reads it
+        profiler.dump_stats(place("prof"))  # nothing here reads it
 
 
 @contextmanager
@@ -257,7 +229,7 @@ def _nsys(notes: list[str]) -> Iterator[None]:
 
 
 @contextmanager
-def _sync_points(finder: "Finder", device: torch.device, steps: int, place: Place, notes: list[str]) -> Iterator[None]:
+def _sync_points(finder: "Finder", device: torch.device, steps: int, place: _Place, notes: list[str]) -> Iterator[None]:
     with finder.watching(device):
         yield
     points = finder.points()
@@ -288,7 +260,7 @@ def _spy_hindrance() -> str:
         with _looking_permitted():
             tried = subprocess.run(line, capture_output=True, text=True, timeout=_SPY_START_S)
     except (OSError, subprocess.SubprocessError) as error:
-        return f": {program} does not start ({_words(error)}); install it again"
+        return f": {program} does not start ({error_line(error)}); install it again"
     why = next((text.strip() for text in reversed(tried.stderr.splitlines()) if text.strip()), "no reason given")
     remedy = f"run as root, in a container with --cap-add SYS_PTRACE, or {other}"
     return f": py-spy may not look into this process ({why}); {remedy}" if tried.returncode else ""
@@ -307,8 +279,8 @@ def _looking_permitted() -> Iterator[None]:
 
 
 @contextmanager
-def _spy(form: str, path: Path, notes: list[str], table: Path | None = None) -> Iterator[None]:
-    """Attach py-spy for the time of the block; with `table`, sum up the stacks that it wrote."""
+def _spy(form: str, path: Path) -> Iterator[None]:
+    """Attach py-spy for the time of the block."""
     with _looking_permitted():
         line = [_spy_program() or "py-spy", "record", "--pid", str(os.getpid()), "--rate", "500"]
         line += ["--format", form, "--output", str(path)]
@@ -326,10 +298,6 @@ def _spy(form: str, path: Path, notes: list[str], table: Path | None = None) -> 
             spy.stdout.close()
     if spy.returncode or not path.exists():
         raise RecordError(f"py-spy wrote nothing ({' '.join(told.split()) or spy.returncode}); make more steps")
-    if table is not None:
-        rows, samples = _sums(path)
-        write_table(table, rows, ("function", "file", "line", "self_samples", "total_samples"))
-        notes.append(f"py-spy took {samples} samples" + ("; raise --profile-steps for more" if samples < 200 else ""))
 
 
 def _wait_until_sampling(spy: "subprocess.Popen[bytes]", output: IO[bytes]) -> str:
@@ -344,22 +312,6 @@ def _wait_until_sampling(spy: "subprocess.Popen[bytes]", output: IO[bytes]) -> s
         sleep(0.002)
     os.set_blocking(output.fileno(), True)
     return told
-
-
-def _sums(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the samples of each function in a speedscope file, as the innermost and anywhere, and all samples."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    frames = [(each["name"], each.get("file", ""), each.get("line", 0)) for each in content["shared"]["frames"]]
-    # of each sample the functions, from the outermost to the innermost
-    stacks = [[frames[place] for place in stack] for each in content["profiles"] for stack in each["samples"]]
-    own = Counter(stack[-1][:2] for stack in stacks)
-    total = Counter(name for stack in stacks for name in {each[:2] for each in stack})
-    lines = {name: min(frame[2] for frame in frames if frame[:2] == name) for name in total}
-    rows = [
-        {"function": name[0], "file": name[1], "line": lines[name], "self_samples": own[name], "total_samples": count}
-        for name, count in total.items()
-    ]
-    return sorted(rows, key=lambda row: (-row["self_samples"], -row["total_samples"], row["function"])), len(stacks)
 
 
 _WAITING = {
@@ -547,9 +499,8 @@ def horovod_timeline(scratch: Scratch, *, steps: int, directory: Path, timed_ste
     with fail_together(backend):
         if writes and not path.exists():
             raise RecordError(f"{path}: Horovod wrote no timeline; make the run directory writable for rank 0")
-    slow_s, timed_s = max(backend.gather((step_s, timed_step_s)))
     made, size = ended_at[0] if ended_at else steps, path.stat().st_size if writes else 0
-    told = [_told("timeline", made, slow_s, timed_s, " of the slowest rank")]
+    told = [_told("timeline", made, backend.gather({"median_s": step_s, "timed_s": timed_step_s}))]
     if ended_at:
         told.append(f"warning: the timeline ends after {made} of {steps} steps, at {amount(_LIMIT_BYTES)}")
     how = f"read it with horovod-study explain --part timeline {shlex.quote(str(directory))}"

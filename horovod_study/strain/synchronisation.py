@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from horovod_study.comm.base import FlatGradients, fail_together
 from horovod_study.comm.priority import NewThreads
@@ -39,19 +40,11 @@ from horovod_study.measure import environment, evidence
 from horovod_study.measure.clock import LapClock, now, open_clock
 from horovod_study.strain.scratch import Scratch
 
-REPEATS = 200
-"""Steps of each kind that are kept, of a run that has made as many."""
-
-BLOCK = 10
-"""Steps of one kind in a row. One more goes before them and is not kept: it follows a step of the other kind."""
-
-PAIRS = 40
-MIN_PAIRS = 6
-"""However short the run: the spread of fewer pairs says little."""
-STEPS = 20
-"""Counted steps of a block."""
-LIMIT_S = 60.0
-"""When so much time has passed, no further pair is begun, once there are MIN_PAIRS."""
+REPEATS = 200  # steps of each kind that are kept, of a run that has made as many
+BLOCK = 10  # steps of one kind in a row; one more before them is not kept: it follows a step of the other kind
+PAIRS, MIN_PAIRS = 40, 6  # of blocks, however short the run: the spread of fewer pairs says little
+STEPS = 20  # counted steps of a block
+LIMIT_S = 60.0  # when so much time has passed, no further pair is begun, once there are MIN_PAIRS
 
 _COLUMNS = tuple(f"{lap}_s" for lap in (*LAPS, "residual", "step"))
 
@@ -69,13 +62,19 @@ def measure(scratch: Scratch, *, repeats: int = REPEATS) -> dict[str, Any]:
         with fail_together(backend):
             if priority in ("realtime", "slice"):  # or the raw transport would wait where the backend's does not
                 before.prioritise(priority)
-        steps = _SyncSteps(scratch, raw)
-        blocks = max(1, round(repeats / BLOCK))
-        for _ in range(blocks):
-            steps.make("floor", BLOCK)
-            steps.make("through", BLOCK)
+        known = backend.reduction != "hooks"
+        # Hooks would send each gradient of the network that is trained; a copy of it has none.
+        model = scratch.model if known else copy.deepcopy(scratch.bare_model)
+        flat = backend.flat or FlatGradients(model.parameters(), workers=backend.workers)
+        spans: dict[str, list[tuple[float, float]]] = {"floor": [], "through": []}
+        pack_s: list[float] = []
+        for _ in range(max(1, round(repeats / BLOCK))):
+            for kind in ("floor", "through") if known else ("floor",):
+                made = [_step(scratch, raw, model, flat, floor=kind == "floor") for _ in range(1 + BLOCK)][1:]
+                spans[kind] += [span for span, _ in made]
+                pack_s += [seconds for _, seconds in made if kind == "floor"]
 
-    everybody = backend.gather((os.uname().nodename, *steps.spans.values(), steps.pack_s))
+    everybody = backend.gather((os.uname().nodename, *spans.values(), pack_s))
     one_host = len({host for host, *_ in everybody}) == 1
     floor_s, common = after_the_last([spans for _, spans, _, _ in everybody], one_host=one_host)
     through_s = after_the_last([spans for _, _, spans, _ in everybody], one_host=one_host)[0]
@@ -88,13 +87,13 @@ def measure(scratch: Scratch, *, repeats: int = REPEATS) -> dict[str, Any]:
         "transport": raw.name,
         "reduction": backend.reduction,
         "workers": backend.workers,
-        "gradient_bytes": steps.buffer.numel() * steps.buffer.element_size(),
+        "gradient_bytes": flat.buffer.numel() * flat.buffer.element_size(),
         "block": BLOCK,
         "clock": "common" if common else "own",
         "floor_s": _plain(floor_s),
-        "pack_s": _plain(np.mean(packs, axis=0)) if steps.through_known else None,
-        "through_s": _plain(through_s) if steps.through_known else None,
-        "why_not_through": "" if steps.through_known else why,
+        "pack_s": _plain(np.mean(packs, axis=0)) if known else None,
+        "through_s": _plain(through_s) if known else None,
+        "why_not_through": "" if known else why,
     }
 
 
@@ -113,49 +112,37 @@ def after_the_last(
     return (ends.mean(axis=0) - begins.max(axis=0) if common else (ends - begins).mean(axis=0)), common
 
 
-class _SyncSteps:
-    """Training steps of both kinds, and the times read in them."""
+def _step(
+    scratch: Scratch, raw: Raw, model: nn.Module, flat: FlatGradients, *, floor: bool
+) -> tuple[tuple[float, float], float]:
+    """Make a step of one of the two kinds; return begin and end of its collective, and the seconds of packing.
 
-    def __init__(self, scratch: Scratch, raw: Raw) -> None:
-        backend = scratch.backend
-        self._scratch, self._raw = scratch, raw
-        self.through_known = backend.reduction != "hooks"
-        # Hooks would send each gradient of the network that is trained; a copy of it has none.
-        self._model = scratch.model if self.through_known else copy.deepcopy(scratch.bare_model)
-        self._flat = backend.flat or FlatGradients(self._model.parameters(), workers=backend.workers)
-        self.buffer = self._flat.buffer
-        self.spans: dict[str, list[tuple[float, float]]] = {"floor": [], "through": []}
-        self.pack_s: list[float] = []
-
-    def make(self, kind: str, count: int) -> None:
-        """Make `count` steps of one kind, and one before them; none `through` where hooks have begun in backward."""
-        scratch, raw, known = self._scratch, self._raw, self.through_known
-        for place in range(count + 1 if known or kind == "floor" else 0):
-            curves, targets = scratch.batch()  # (B, C, L), (B, P)
-            if known:
-                scratch.backend.zero_grad(scratch.optimizer)
-            else:
-                self._model.zero_grad()
-            scratch.arithmetic.backward(scratch.arithmetic.loss(self._model, curves, targets))
-            scratch.settle()
-            began_pack, buffer = now(), self._flat.pack() if kind == "floor" else self.buffer
-            scratch.settle()
-            pack_s = now() - began_pack
-            raw.barrier()
-            raw.settle()
-            began = now()
-            if kind == "floor":
-                raw.allreduce_(buffer)
-                raw.settle()
-            else:
-                scratch.backend.synchronize(scratch.optimizer)
-                scratch.settle()
-            span = (began, now())
-            if known:
-                scratch.arithmetic.step(scratch.optimizer, scratch.backend)
-            if place:
-                self.spans[kind].append(span)
-                self.pack_s += [pack_s] if kind == "floor" else []
+    The network is the one that is trained, unless hooks begin in backward, which are known of no copy.
+    """
+    curves, targets = scratch.batch()  # (B, C, L), (B, P)
+    trained = model is scratch.model
+    if trained:
+        scratch.backend.zero_grad(scratch.optimizer)
+    else:
+        model.zero_grad()
+    scratch.arithmetic.backward(scratch.arithmetic.loss(model, curves, targets))
+    scratch.settle()
+    began_pack, buffer = now(), flat.pack() if floor else flat.buffer
+    scratch.settle()
+    pack_s = now() - began_pack
+    raw.barrier()
+    raw.settle()
+    began = now()
+    if floor:
+        raw.allreduce_(buffer)
+        raw.settle()
+    else:
+        scratch.backend.synchronize(scratch.optimizer)
+        scratch.settle()
+    span = (began, now())
+    if trained:
+        scratch.arithmetic.step(scratch.optimizer, scratch.backend)
+    return span, pack_s
 
 
 def _plain(seconds: NDArray[np.float64]) -> list[float]:
