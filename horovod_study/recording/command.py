@@ -60,7 +60,7 @@ NO_STEPS = (
 )
 ENDED_WITH = "the command ended with exit code"
 """Begins the reason of a run whose command has failed; why, its output says."""
-PASSED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+PASSED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 """Signals that go on to the command."""
 _LOOK_S = 0.5
 _EVENTS = f"-events{PART}"
@@ -165,9 +165,10 @@ def _is_of(process: RankNotes, training: RankGroup) -> bool:
     """Return whether a process has the launch of a training, averages as it does, and a rank that is free in it."""
 
     def launch(of: RankNotes) -> tuple[Any, ...]:
-        environ = of.opened["environ"]
-        names = (name for name in LAUNCH_VARIABLES if "RANK" not in name and "PROCID" not in name)
-        return (of.workers, of.opened["averaging"], *(environ.get(name) for name in names))
+        own = {
+            name: value for name, value in of.opened["environ"].items() if "RANK" not in name and "PROCID" not in name
+        }
+        return of.workers, of.opened["averaging"], own
 
     taken = {each.opened["rank"] for each in training.ranks}
     return launch(process) == launch(training.ranks[0]) and process.opened["rank"] not in taken
@@ -255,30 +256,23 @@ class CommandRun:
     """The run directories of one command while it goes on: the sampler of its host, and the first record."""
 
     def __init__(
-        self,
-        out: Path,
-        meeting: Path,
-        options: Mapping[str, Any],
-        about: Mapping[str, Any],
-        *,
-        loads: Sequence[Mapping[str, float] | None] = (),
-        over: bool = False,
+        self, out: Path, meeting: Path, options: Mapping[str, Any], about: Mapping[str, Any], *, over: bool = False
     ) -> None:
         """`about`: what else is known of it: batch, model_name, own (options of the script), requested (of a study).
 
-        `loads`: what each rank has seen of other programs, where they tell; `over`: somebody else has begun it.
+        Where its ranks tell, also `loads`: what each has seen of other programs. `over`: somebody else has begun it.
         """
         self.out, self.meeting, self.options = out, meeting, options
         self.printed: Callable[[], str] = lambda: ""  # what the command has printed
         self._batch, self._about, self._host = about["batch"], about, os.uname().nodename
         self._held = ExitStack()
         self._record = records.read_run(out) if over and (out / records.MANIFEST).exists() else None
-        self._loads, self._began, self._began_at = loads, now(), utc_now()
+        self._began, self._began_at = now(), utc_now()
         # cells that start beside it are no other programs
-        load = None if turns.wanted() or loads or over else evidence.OtherLoad(affinity())
-        self._load = None if load is None else load.sample(at_least_s=0.2)
-        sampled = options.get("system_interval_s", 1.0) and not over
-        self._sampler = system.Sampler(self._host) if sampled else None
+        alone = not (turns.wanted() or "loads" in about or over)
+        self._load = evidence.OtherLoad(affinity()).sample(at_least_s=0.2) if alone else None
+        self._interval_s = 0.0 if over else options.get("system_interval_s", 1.0)
+        self._sampler = system.Sampler(self._host) if self._interval_s else None
         self._environment = describe()
         self._wall_s, self._cpu_s = 0.0, sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
 
@@ -289,7 +283,7 @@ class CommandRun:
 
     def _watch(self, ranks: Sequence[Mapping[str, Any]]) -> None:
         if self._sampler is not None:
-            self._sampler.watch(self.out, ranks, interval_s=self.options.get("system_interval_s", 1.0))
+            self._sampler.watch(self.out, ranks, interval_s=self._interval_s)
 
     def look(self) -> bool:
         """Begin the record when all ranks of the first training are seen; return whether that is still to come."""
@@ -301,11 +295,11 @@ class CommandRun:
 
     def begin(self, training: RankGroup) -> records.RunRecord:
         """Begin the record of the first training."""
-        record = self._record = self._create(self._document(self.out, training))
+        self._record = self._create(self._document(self.out, training))
         if self._sampler is not None:
             self._sampler.wait_ready()
-        self._watch(record.effective["ranks"])
-        return record
+        self._watch(self._record.effective["ranks"])
+        return self._record
 
     def ended(self) -> None:
         """The command has ended."""
@@ -320,38 +314,28 @@ class CommandRun:
 
     # ------------------------------------------------------------------------------------------------ the record
 
-    def _document(
-        self, out: Path, training: RankGroup | None, steps: Sequence[NotedSteps] = (), **more: Any
-    ) -> records.RunRecord:
-        """Return run.json of a training, of a command where there is None; with its `steps` once it has ended.
+    def _document(self, out: Path, training: RankGroup, steps: Sequence[NotedSteps] = ()) -> records.RunRecord:
+        """Return run.json of a training, as its ranks opened it; with its `steps` once it has ended."""
+        first, effective = training.ranks[0].opened, self._effective(training)
+        effective |= self._learnt(training, steps) if steps else {}
+        asked = {"batch": self._batch, "script": first["script"], "workers": training.workers}
+        return self._record_of(out, asked, effective, first["environment"])
 
-        study, repeat, partition      options
-        key, started, host, pid       this process; of a run that somebody else has begun its own
-        requested                     options, what a study has asked, and `more`: script or command, workers
-        effective                     `_effective`: how its ranks opened it; `_learnt`: how they ended, and its steps
-        environment                   this process, and rank 0
-        totals                        `_totals`: steps of all ranks; sensors, by `_measured`
+    def _record_of(
+        self, out: Path, asked: Mapping[str, Any], effective: Mapping[str, Any], environment: Mapping[str, Any]
+    ) -> records.RunRecord:
+        """Return run.json of what runs here, or, where somebody has begun it, of that with what is known now.
+
+        requested: options, what a study has asked, and `asked`: script or command, workers; environment: that of this
+        process, and of rank 0; started, host, pid: of this process.
         """
-        begun, environ = self._record, self._environment
-        if training is None:
-            alone = more["workers"] == 1
-            effective = {"measured": "command", "workers": more["workers"], "nodes": 1, "transport": "none"}
-            effective |= {"backend": "serial" if alone else "command", "reduction": "none" if alone else "own"}
-            scripts = [word for word in more["command"] if word.endswith((".py", ".sh", ".ipynb"))]
-            program = Path([*scripts, more["command"][0]][0]).stem
-            effective |= {"model": self._about["model_name"] or program, "batch": self._batch}
-            effective |= {"ranks": [], "warmup_steps": 0}
-        else:
-            first, effective = training.ranks[0].opened, self._effective(training)
-            more |= {"batch": self._batch, "script": first["script"], "workers": training.workers}
-            effective |= self._learnt(training, steps) if steps else {}
-            environ = {**environ, **first["environment"]}
         own = {"options": dict(self._about["own"])} if self._about["own"] else {}
-        requested = {**self.options, **more, **self._about.get("requested", {}), "out": str(out), **own}
-        if begun is not None and out == self.out:
-            return replace(begun, requested={**begun.requested, **requested}, effective=effective, environment=environ)
+        requested = {**self.options, **asked, **self._about.get("requested", {}), "out": str(out), **own}
+        known: dict[str, Any] = {"effective": effective, "environment": {**self._environment, **environment}}
+        if self._record is not None and out == self.out:
+            return replace(self._record, requested={**self._record.requested, **requested}, **known)
         process = {"started": self._began_at, "host": self._host, "pid": os.getpid()}
-        return new_record(out, self.options, **process, requested=requested, effective=effective, environment=environ)
+        return new_record(out, self.options, **process, requested=requested, **known)
 
     def _create(self, record: records.RunRecord) -> records.RunRecord:
         out = self.out.with_name(record.key)
@@ -368,9 +352,8 @@ class CommandRun:
         ranks = [{name: each.opened[name] for name in named} for each in training.ranks]
         for at, each in enumerate(ranks):
             each |= {"local_rank": hosts[:at].count(hosts[at]), "communication": {}}
-        others = None if self._load is None else round(self._load["busy_s"] / self._load["seconds"], 2)
-        busy = {host: others if host == self._host else None for host in dict.fromkeys(hosts)}
-        busy = evidence.other_cores(self._loads, ranks) if self._loads else busy
+        mine = [self._load if host == self._host else None for host in hosts]
+        busy = evidence.other_cores(self._about.get("loads", mine), ranks)
         device = first["gpu"]["name"] if first["gpu"] else first["device"]
         told, self._doubts = described(ranks, busy, {}, workers=training.workers, lr=first["lr"], device=device)
         try:
@@ -394,8 +377,8 @@ class CommandRun:
 
     # ------------------------------------------------------------------------------------------------ the end
 
-    def write(self, training: RankGroup, number: int, *, failed: str) -> None:
-        """Write the run of a training that has ended, and say what it holds."""
+    def write(self, training: RankGroup, number: int, *, failed: str) -> str:
+        """Write the run of a training that has ended, and say what it holds; return what leaves nothing to measure."""
         out = training_directory(self.out, number)
         if number > 1:
             say(f"horovod-study record: training {number} of this command is recorded in {os.path.relpath(out)}")
@@ -411,7 +394,7 @@ class CommandRun:
             say(f"error: {out}: the recording failed: {error}")
             with suppress(StudyError, OSError):
                 end_run(out, "failed", {}, str(error))
-            return
+            return ""
         where = os.path.relpath(out)
         if reason:
             say(f"horovod-study record: {where} is {'incomplete:' if wrong else 'complete, but'} {reason}")
@@ -425,6 +408,7 @@ class CommandRun:
                 + (f"; {beside}, {outside['samples_per_s']:,.0f} samples/s with it" * (outside["share"] >= 0.02))
                 + f"; horovod-study explain {shlex.quote(where)}"
             )
+        return "" if stopped or _why_failed(training) else wrong
 
     def _measured(
         self, out: Path, training: RankGroup, *, first: bool
@@ -453,7 +437,7 @@ class CommandRun:
                 for at in range(0, len(own), _AT_ONCE):
                     writer.append({name: each[at : at + _AT_ONCE] for name, each in columns.items()})
         record = self._document(out, training, steps)
-        if wrong := self._why_failed(training, steps):
+        if wrong := _why_failed(training) or _too_few(training, self.options["warmup_steps"], steps):
             return record, {}, wrong
         found = self._steady(steps, record.effective)
         lead = training.ranks[0]
@@ -472,26 +456,6 @@ class CommandRun:
         self._sampler.wait_ready()
         self._sampler.begin(zero)
         return system.totals([system.told(self.out, self._sampler, stretches)], samples=samples)
-
-    def _why_failed(self, training: RankGroup, steps: Sequence[NotedSteps]) -> str:
-        failed = next(((number, each) for number, each in enumerate(training.ranks) if each.failed), None)
-        gone = [str(each.opened["rank"]) for each in training.ranks if not (each.ended or each.failed or each.stopped)]
-        if failed is not None:
-            number, each = failed
-            who = f"rank {each.opened['rank'] if training.connected else number}: " if training.workers > 1 else ""
-            if gone:  # the others fail because of it
-                who = f"rank {', '.join(gone)} ended without a word; "
-            return f"{who}{each.failed}"
-        if not training.complete:
-            missing = sorted(set(range(training.workers)) - {int(each.opened["rank"]) for each in training.ranks})
-            return f"no step of rank {missing[0]} was seen: it made fewer than two, or its process was not recorded"
-        warmup, made = self.options["warmup_steps"], min(map(len, steps))
-        if made <= warmup:
-            text = f"all {made} steps belong to the warm-up of {warmup}" if made else "not a single step was recorded"
-            return f"{text}, and none is left to measure; make more steps" + (
-                f", or set --warmup-steps below {made}" if made > 1 else ""
-            )
-        return ""
 
     def _learnt(self, training: RankGroup, steps: Sequence[NotedSteps]) -> dict[str, Any]:
         """Return what is only known at the end of what ran."""
@@ -549,7 +513,25 @@ class CommandRun:
             found = steady.find_steady(first.columns["step_s"][:made], found.declared)
         processes, workers = effective.get("processes"), effective.get("workers", 2)
         none = not processes and effective.get("averaging") == "none" and workers > 1
+        total = sum(first.turns.values())
+        usual, count = first.turns.most_common(1)[0] if first.turns else (1, 0)
+        # a loss scaler skips some
+        irregular = first.by in ("updates", "changes") and total - count > 0.05 * total
         rules = (
+            (
+                first.by == "backwards",
+                "no optimizer stepped: a step is from one backward to the next, and the update is in no lap, unless "
+                "record.lap('update') marks it (docs/your_script.md)",
+            ),
+            (
+                first.by == "turns",
+                f"{total:,} of {total:,} steps made no update that was seen: they are turns of the loop",
+            ),
+            (
+                irregular,
+                f"{total - count:,} of {total:,} steps took another number of turns than {usual}: updates come "
+                "irregularly",
+            ),
             (first.uncounted, "samples were not seen: each step counts as one, and samples/s are steps/s"),
             (
                 effective.get("parts"),
@@ -567,7 +549,7 @@ class CommandRun:
             ),
             (none, "no call was seen by which the ranks average: each trains a model of its own"),
         )
-        doubts = [*filter(None, [_update_doubt(first)]), *(text for holds, text in rules if holds)]
+        doubts = [text for holds, text in rules if holds]
         if first.from_calls and not first.uncounted:
             say(
                 "note: samples are the first dimension of what the model was called with (the second, where its layers "
@@ -595,19 +577,16 @@ class CommandRun:
         count = workers or said_workers(command)
         said = None if code else rate_said(self.printed(), rate, count)
         per_s, source = said or (1 / self._wall_s, "whole command: 1 / seconds")
-        record = self._document(self.out, None, workers=count, command=list(command))
-        record = replace(record, effective={**record.effective, "ended": f"by {ended}"}) if ended else record
-        self._create(record)
-        totals = {
-            **dict.fromkeys(("wall_s", "window_s", "train_s"), self._wall_s),
-            "cpu_s": self._cpu_s,
-            "steps": 0,
-            "samples_per_s": per_s,
-            "rate_from": source,
-            **self._sensors(self._began, [[0.0, self._wall_s]], max(1, round(per_s * self._wall_s))),
-        }
-        reason = f"the command ended with exit code {code}" if code else ""
-        status = "failed" if code else "done"
+        scripts = [word for word in command if word.endswith((".py", ".sh", ".ipynb"))]
+        ran = {"workers": count, "nodes": 1, "transport": "none", "ranks": [], "warmup_steps": 0}
+        ran |= {"measured": "command", "model": self._about["model_name"] or Path([*scripts, command[0]][0]).stem}
+        ran |= {"backend": "serial" if count == 1 else "command", "reduction": "none" if count == 1 else "own"}
+        ran |= {"batch": self._batch, **({"ended": f"by {ended}"} if ended else {})}
+        record = self._create(self._record_of(self.out, {"workers": count, "command": list(command)}, ran, {}))
+        totals = dict.fromkeys(("wall_s", "window_s", "train_s"), self._wall_s)
+        totals |= {"cpu_s": self._cpu_s, "steps": 0, "samples_per_s": per_s, "rate_from": source}
+        totals |= self._sensors(self._began, [[0.0, self._wall_s]], max(1, round(per_s * self._wall_s)))
+        status, reason = ("failed", f"{ENDED_WITH} {code}") if code else ("done", "")
         records.finish_run(self.out, record, status=status, finished=utc_now(), totals=totals, reason=reason)
         say(
             f"horovod-study record: no steps were seen: {why}; recorded as a whole: {self._wall_s:.2f} s, "
@@ -617,26 +596,37 @@ class CommandRun:
         )
 
 
+def _why_failed(training: RankGroup) -> str:
+    gone = [str(each.opened["rank"]) for each in training.ranks if not (each.ended or each.failed or each.stopped)]
+    for number, each in enumerate(training.ranks):
+        if each.failed:
+            who = f"rank {each.opened['rank'] if training.connected else number}: " if training.workers > 1 else ""
+            # where some are gone the others fail because of it
+            return (f"rank {', '.join(gone)} ended without a word; " if gone else who) + each.failed
+    if not training.complete:
+        missing = sorted(set(range(training.workers)) - {int(each.opened["rank"]) for each in training.ranks})
+        return f"no step of rank {missing[0]} was seen: it made fewer than two, or its process was not recorded"
+    return ""
+
+
+def _too_few(training: RankGroup, warmup: int, steps: Sequence[NotedSteps]) -> str:
+    """Return what leaves nothing to measure, "" where there is something."""
+    made, rank = min((len(own), number) for number, own in enumerate(steps))
+    who, told = f"rank {rank}: " if len(steps) > 1 else "", training.ranks[0].opened["told"]
+    if made > warmup:
+        return ""
+    if told and not made:
+        return (
+            f"{who}not a single step was recorded; loop over record.steps(loader) and give the optimizer that is "
+            "stepped, or mark updates of your own with record.lap('update')"
+        )
+    text = f"all {made} steps belong to the warm-up of {warmup}" if made else "not a single step was recorded"
+    below = f", or set {'warmup_steps=' if told else '--warmup-steps'} below {made}" if made > 1 else ""
+    return f"{who}{text}, and none is left to measure; make more steps{below}"
+
+
 def _common(values: Sequence[str | None]) -> str | None:
     return values[0] if len(set(values)) == 1 else None
-
-
-def _update_doubt(steps: NotedSteps) -> str:
-    """Return what to doubt of steps as updates, "" for nothing."""
-    if steps.by == "backwards":
-        return (
-            "no optimizer stepped: a step is from one backward to the next, and the update is in no lap, unless "
-            "record.lap('update') marks it (docs/your_script.md)"
-        )
-    total = sum(steps.turns.values())
-    if steps.by == "turns":
-        return f"{total:,} of {total:,} steps made no update that was seen: they are turns of the loop"
-    usual, count = steps.turns.most_common(1)[0] if steps.turns else (1, 0)
-    if total - count > 0.05 * total:  # a loss scaler skips some
-        return (
-            f"{total - count:,} of {total:,} steps took another number of turns than {usual}: updates come irregularly"
-        )
-    return ""
 
 
 def _totals(
@@ -783,17 +773,17 @@ class Output:
     so that the command finds what it would find without a recorder.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, given: ExitStack) -> None:
+        """`given` closes what the command is given, once it has it."""
         self._kept: dict[int, bytearray] = {}  # descriptor that is read -> what came last
         self._to: dict[int, int] = {}  # descriptor that is read -> that of ours
-        self._theirs: list[int] = []
         self._files: dict[Path, int] = {}  # what the command writes to by itself, and where it begins
         sys.stdout.flush()
-        self.stdout = self._between(1)
+        self.stdout = self._between(1, given)
         same = os.path.sameopenfile(1, 2) and self.stdout is not None
-        self.stderr = self.stdout if same else self._between(2)
+        self.stderr = self.stdout if same else self._between(2, given)
 
-    def _between(self, own: int) -> int | None:
+    def _between(self, own: int, given: ExitStack) -> int | None:
         """Return the descriptor that the command is given for one of ours, None for ours."""
         kind = os.fstat(own).st_mode
         if os.isatty(own):
@@ -807,53 +797,42 @@ class Output:
             if stat.S_ISREG(kind):
                 self._files[Path(f"/proc/{os.getpid()}/fd/{own}").resolve()] = os.fstat(own).st_size
             return None
+        given.callback(os.close, write)
         self._kept[read], self._to[read] = bytearray(), own
-        self._theirs.append(write)
         return write
 
-    def follow(self, process: "subprocess.Popen[bytes]", look: Callable[[], bool], *, every_s: float) -> None:
+    def follow(self, process: "subprocess.Popen[bytes]", look: Callable[[], bool]) -> None:
         """Pass on what the command prints until it has ended; `look` is called meanwhile until it returns False."""
-        for each in self._theirs:
-            os.close(each)
-        self._theirs = []
-        ended = os.pidfd_open(process.pid)
-        looking = True
+        ended, looking = os.pidfd_open(process.pid), True
         try:
-            while True:
-                ready = select.select([ended, *self._to], [], [], every_s if looking else None)[0]
-                for each in ready:
-                    if each != ended:
-                        self._pass_on(each)
-                if looking:
-                    looking = look()
-                if ended in ready:
-                    break
-            while ready := select.select(list(self._to), [], [], 0.0)[0] if self._to else []:
-                for each in ready:
-                    self._pass_on(each)
+            while ended not in self._pass_on(ended, within_s=_LOOK_S if looking else None):
+                looking = looking and look()
         finally:
             os.close(ended)
+        while self._to and self._pass_on(within_s=0.0):
+            pass
 
-    def _pass_on(self, read: int) -> None:
-        try:
-            data = os.read(read, 65536)
-        except OSError:  # how a terminal ends
+    def _pass_on(self, *also: int, within_s: float | None = None) -> list[int]:
+        """Wait for what the command prints, and pass it on; return what can be read, of `also` too."""
+        ready = select.select([*also, *self._to], [], [], within_s)[0]
+        for read in [each for each in ready if each in self._to]:
             data = b""
-        if not data:
-            os.close(read)
-            del self._to[read]
-            return
-        kept = self._kept[read]
-        kept += data
-        if len(kept) > 2 * _KEPT:
-            del kept[:-_KEPT]
-        view = memoryview(data)
-        try:
-            while view:
-                view = view[os.write(self._to[read], view) :]
-        except OSError:  # nobody reads it any more: the command is to learn that, too
-            os.close(read)
-            del self._to[read]
+            with suppress(OSError):  # how a terminal ends
+                data = os.read(read, 65536)
+            kept = self._kept[read]
+            kept += data
+            if len(kept) > 2 * _KEPT:
+                del kept[:-_KEPT]
+            view = memoryview(data)
+            try:
+                while view:
+                    view = view[os.write(self._to[read], view) :]
+            except OSError:  # nobody reads it any more: the command is to learn that, too
+                data = b""
+            if not data:
+                os.close(read)
+                del self._to[read]
+        return ready
 
     def text(self) -> str:
         """Return the last of what the command has printed."""
@@ -866,43 +845,39 @@ class Output:
 
     def close(self) -> None:
         """Read no more; where processes that the command has left print on, a process of its own passes that on."""
-        if self._to and not self._theirs and os.fork() == 0:
+        if self._to and os.fork() == 0:
             with suppress(BaseException):
                 os.setsid()
                 while self._to:
-                    for each in select.select(list(self._to), [], [])[0]:
-                        self._pass_on(each)
+                    self._pass_on()
             os._exit(0)
-        for each in (*self._to, *self._theirs):
-            with suppress(OSError):
-                os.close(each)
-        self._to, self._theirs = {}, []
+        for each in self._to:
+            os.close(each)
+        self._to = {}
 
 
 def _run(command: Sequence[str], environ: Mapping[str, str], run: CommandRun) -> int:
-    output = Output()
-    run.printed = output.text
-    try:
-        process = subprocess.Popen(list(command), env=dict(environ), stdout=output.stdout, stderr=output.stderr)
-    except OSError as error:
-        words = "" if "/" in command[0] else "; is it on PATH?"
-        if " " in command[0]:
-            words = "; give the words of the command without quotes around them"
-        raise StudyError(f"{command[0]}: cannot be started ({error.strerror}){words}") from None
+    with ExitStack() as given:
+        output = Output(given)
+        run.printed = output.text
+        try:
+            process = subprocess.Popen(list(command), env=dict(environ), stdout=output.stdout, stderr=output.stderr)
+        except OSError as error:
+            words = "" if "/" in command[0] else "; is it on PATH?"
+            if " " in command[0]:
+                words = "; give the words of the command without quotes around them"
+            raise StudyError(f"{command[0]}: cannot be started ({error.strerror}){words}") from None
     run.started(process.pid)
 
     def pass_on(number: int, _: FrameType | None) -> None:
-        process.send_signal(number)
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
         # Ctrl-C reaches the command from the terminal: it ends, then this program.
-        if not any(os.isatty(each) and os.tcgetpgrp(each) == os.getpgrp() for each in (0, 1, 2)):
-            pass_on(number, frame)
+        mine = any(os.isatty(each) and os.tcgetpgrp(each) == os.getpgrp() for each in (0, 1, 2))
+        if number != signal.SIGINT or not mine:
+            process.send_signal(number)
 
     before = {number: signal.signal(number, pass_on) for number in PASSED}
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     try:
-        output.follow(process, run.look, every_s=_LOOK_S)
+        output.follow(process, run.look)
         code = process.wait()
     finally:
         output.close()
