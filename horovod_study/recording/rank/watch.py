@@ -103,7 +103,6 @@ class Watcher:
         self._limit: float = asked.get("steps") or math.inf  # after so many the training is ended
         self.state = "watching"  # -> recording -> over
         self._training = 1  # which of this process
-        self._steps_of: dict[int, int] = {}  # training before it, of those that are kept -> its steps
         self._thread: int | None = None  # that trains
         self._undo: list[Callable[[], None]] = []
         self._data: dict[Any, int] = {}  # what is known again of a data set -> its number
@@ -307,11 +306,7 @@ class Watcher:
     def _watched_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def gradients(*given: Any, **named: Any) -> Any:
-            if is_compiling() or self._in_backward or self.state == "over" or self._fetching:
-                return original(*given, **named)
-            if self._thread is None:
-                self._thread = get_ident()
-            if self._thread != get_ident():
+            if is_compiling() or self._in_backward or self.state == "over" or not self._here():
                 return original(*given, **named)
             self._in_backward = 1
             try:
@@ -710,18 +705,7 @@ class Watcher:
         begun = self._log.take()
         self._end()
         self._restore()
-        self._steps_of[self._training] = self.made
-        drops = len(self._steps_of) == self._asked.get("trainings", 8)
-        if drops:
-            # Of many, such as trials before the training, the long ones are kept.
-            shortest = min(self._steps_of, key=lambda number: self._steps_of[number])
-            del self._steps_of[shortest]
-            for ending in ("facts", "events", "stacks", "losses"):
-                with suppress(OSError):
-                    os.unlink(self._path(ending, shortest))
         self._training += 1
-        if drops:
-            self._report("more", True)
         self._begin()
         self._log.give(begun)
         self.state = "watching"
@@ -775,9 +759,8 @@ class Watcher:
 
     # ------------------------------------------------------------------------------------------------ what is told
 
-    def _path(self, ending: str, number: int | None = None) -> str:
-        name = f"{os.uname().nodename}-{os.getpid()}-{number or self._training}.{ending}"
-        return os.path.join(self._asked["meeting"], name)
+    def _path(self, ending: str) -> str:
+        return os.path.join(self._asked["meeting"], f"{os.uname().nodename}-{os.getpid()}-{self._training}.{ending}")
 
     def _report(self, what: str, value: Any) -> None:
         """Leave a line of JSON for the parent."""
