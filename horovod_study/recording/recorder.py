@@ -163,9 +163,7 @@ class Recording(Watcher):
 
     def __enter__(self) -> Self:
         if self._use != "new":
-            raise StudyError(
-                "recorder: was used already; a recorder records one run, make another one with another out="
-            )
+            raise StudyError("recorder: was used already; it records one run, make another one with another out=")
         self._use, self._pid = "closed", os.getpid()  # until it is open
         with ExitStack() as held:
             try:

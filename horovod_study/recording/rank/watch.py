@@ -306,7 +306,11 @@ class Watcher:
     def _watched_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def gradients(*given: Any, **named: Any) -> Any:
-            if is_compiling() or self._in_backward or self.state == "over" or not self._here():
+            if is_compiling() or self._in_backward or self.state == "over" or self._fetching:
+                return original(*given, **named)
+            if self._thread is None:
+                self._thread = get_ident()
+            if self._thread != get_ident():
                 return original(*given, **named)
             self._in_backward = 1
             try:
