@@ -29,7 +29,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Any
@@ -60,7 +60,7 @@ NO_STEPS = (
 )
 ENDED_WITH = "the command ended with exit code"
 """Begins the reason of a run whose command has failed; why, its output says."""
-PASSED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+PASSED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 """Signals that go on to the command."""
 _LOOK_S = 0.5
 _EVENTS = f"-events{PART}"
@@ -111,7 +111,7 @@ class RankNotes:
         """Return its events."""
         return Events.read(self.file("events"), int(self.opened["width"]))
 
-    @property
+    @cached_property
     def span_s(self) -> tuple[float, float]:
         """When its first event was, and its last, in s of the clock of all hosts."""
         wall, host = self.opened["at"]
@@ -165,9 +165,8 @@ def _is_of(process: RankNotes, training: RankGroup) -> bool:
     """Return whether a process has the launch of a training, averages as it does, and a rank that is free in it."""
 
     def launch(of: RankNotes) -> tuple[Any, ...]:
-        environ = of.opened["environ"]
-        names = (name for name in LAUNCH_VARIABLES if "RANK" not in name and "PROCID" not in name)
-        return (of.workers, of.opened["averaging"], *(environ.get(name) for name in names))
+        names = [name for name in LAUNCH_VARIABLES if "RANK" not in name and "PROCID" not in name]
+        return of.workers, of.opened["averaging"], [of.opened["environ"].get(name) for name in names]
 
     taken = {each.opened["rank"] for each in training.ranks}
     return launch(process) == launch(training.ranks[0]) and process.opened["rank"] not in taken
@@ -185,15 +184,13 @@ def _at_the_same_time(one: RankNotes, training: RankGroup) -> bool:
 def worth_keeping(trainings: Sequence[RankGroup], warmup: int) -> list[RankGroup]:
     """Return the trainings that have steps behind a warm-up on all ranks, the longest first; where none has, all.
 
-    What a command tries before its training, such as a learning rate or a batch that fits, is none beside it.
+    What a command tries before its training, such as a learning rate or a batch that fits, is none beside it. Those
+    behind the MAX_TRAININGS longest come last.
     """
-
-    def made(training: RankGroup) -> int:
-        return min(rank.updates for rank in training.ranks)
-
-    kept = [each for each in trainings if each.complete and made(each) > warmup] or list(trainings)
-    longest = max(kept, key=made, default=None)
-    return sorted(kept, key=lambda each: each is not longest)
+    made = {id(each): min(rank.updates for rank in each.ranks) for each in trainings}
+    kept = [each for each in trainings if each.complete and made[id(each)] > warmup] or list(trainings)
+    longest = [id(each) for each in sorted(kept, key=lambda each: -made[id(each)])[:MAX_TRAININGS]]
+    return sorted(kept, key=lambda each: (id(each) not in longest, id(each) != longest[0]))
 
 
 def new_record(out: Path, options: Mapping[str, Any], **known: Any) -> records.RunRecord:
@@ -232,53 +229,47 @@ def window_totals(
     found: steady.Steady,
     rate: float,
     window_s: float,
-    waits: Sequence[int],
-    waited_s: float,
+    waited: tuple[list[int], float],
 ) -> dict[str, Any]:
     """Return what `totals` says of the timed window of any run, which begins at the step that was `found`.
 
-    `ranks`: of each its `steps`, `summary`, `rows_lost`, and `memory`, resident and proportional; `waits`: the steps
-    before which it waited for its turn.
+    `ranks`: of each its `steps`, `summary`, `rows_lost`, and `memory`, resident and proportional; `waited`: the steps
+    before which it waited for its turn, and how long.
     """
     made = min(each["steps"] for each in ranks)
     totals = {"samples_per_s": rate, "window_s": window_s, "steps": made - found.step, "excluded_steps": found.step}
     totals |= {"steady": asdict(found), **records.step_totals([each["summary"] for each in ranks])}
     totals |= {"rows_lost": [each["rows_lost"] for each in ranks]}
-    totals |= {"turns": {"before": waits, "waited_s": waited_s}} if waits else {}
-    rss_mb, pss_mb = (
-        records.over_ranks(each, largest=True) for each in zip(*(each["memory"] for each in ranks), strict=True)
-    )
-    return {**totals, "rss_mb_max": rss_mb, "pss_mb_max": pss_mb}
+    totals |= {"turns": {"before": waited[0], "waited_s": waited[1]}} if waited[0] else {}
+    for name, own in zip(
+        ("rss_mb_max", "pss_mb_max"), zip(*(each["memory"] for each in ranks), strict=True), strict=True
+    ):
+        totals[name] = records.over_ranks(own, largest=True)
+    return totals
 
 
 class CommandRun:
     """The run directories of one command while it goes on: the sampler of its host, and the first record."""
 
     def __init__(
-        self,
-        out: Path,
-        meeting: Path,
-        options: Mapping[str, Any],
-        about: Mapping[str, Any],
-        *,
-        loads: Sequence[Mapping[str, float] | None] = (),
-        over: bool = False,
+        self, out: Path, meeting: Path, options: Mapping[str, Any], about: Mapping[str, Any], *, over: bool = False
     ) -> None:
         """`about`: what else is known of it: batch, model_name, own (options of the script), requested (of a study).
 
-        `loads`: what each rank has seen of other programs, where they tell; `over`: somebody else has begun it.
+        Where its ranks tell, also `loads`: what each has seen of other programs; else command, workers and rate, as
+        `record` has them. `over`: somebody else has begun it.
         """
         self.out, self.meeting, self.options = out, meeting, options
         self.printed: Callable[[], str] = lambda: ""  # what the command has printed
         self._batch, self._about, self._host = about["batch"], about, os.uname().nodename
         self._held = ExitStack()
         self._record = records.read_run(out) if over and (out / records.MANIFEST).exists() else None
-        self._loads, self._began, self._began_at = loads, now(), utc_now()
+        self._began, self._began_at = now(), utc_now()
         # cells that start beside it are no other programs
-        load = None if turns.wanted() or loads or over else evidence.OtherLoad(affinity())
-        self._load = None if load is None else load.sample(at_least_s=0.2)
-        sampled = options.get("system_interval_s", 1.0) and not over
-        self._sampler = system.Sampler(self._host) if sampled else None
+        alone = not (turns.wanted() or "loads" in about or over)
+        self._load = evidence.OtherLoad(affinity()).sample(at_least_s=0.2) if alone else None
+        self._interval_s = 0.0 if over else options.get("system_interval_s", 1.0)
+        self._sampler = system.Sampler(self._host) if self._interval_s else None
         self._environment = describe()
         self._wall_s, self._cpu_s = 0.0, sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
 
@@ -289,7 +280,7 @@ class CommandRun:
 
     def _watch(self, ranks: Sequence[Mapping[str, Any]]) -> None:
         if self._sampler is not None:
-            self._sampler.watch(self.out, ranks, interval_s=self.options.get("system_interval_s", 1.0))
+            self._sampler.watch(self.out, ranks, interval_s=self._interval_s)
 
     def look(self) -> bool:
         """Begin the record when all ranks of the first training are seen; return whether that is still to come."""
@@ -301,11 +292,11 @@ class CommandRun:
 
     def begin(self, training: RankGroup) -> records.RunRecord:
         """Begin the record of the first training."""
-        record = self._record = self._create(self._document(self.out, training))
+        self._record = self._create(self._document(self.out, training))
         if self._sampler is not None:
             self._sampler.wait_ready()
-        self._watch(record.effective["ranks"])
-        return record
+        self._watch(self._record.effective["ranks"])
+        return self._record
 
     def ended(self) -> None:
         """The command has ended."""
@@ -320,38 +311,28 @@ class CommandRun:
 
     # ------------------------------------------------------------------------------------------------ the record
 
-    def _document(
-        self, out: Path, training: RankGroup | None, steps: Sequence[NotedSteps] = (), **more: Any
-    ) -> records.RunRecord:
-        """Return run.json of a training, of a command where there is None; with its `steps` once it has ended.
+    def _document(self, out: Path, training: RankGroup, steps: Sequence[NotedSteps] = ()) -> records.RunRecord:
+        """Return run.json of a training, as its ranks opened it; with its `steps` once it has ended."""
+        first, effective = training.ranks[0].opened, self._effective(training)
+        effective |= self._learnt(training, steps) if steps else {}
+        asked = {"batch": self._batch, "script": first["script"], "workers": training.workers}
+        return self._record_of(out, asked, effective, first["environment"])
 
-        study, repeat, partition      options
-        key, started, host, pid       this process; of a run that somebody else has begun its own
-        requested                     options, what a study has asked, and `more`: script or command, workers
-        effective                     `_effective`: how its ranks opened it; `_learnt`: how they ended, and its steps
-        environment                   this process, and rank 0
-        totals                        `_totals`: steps of all ranks; sensors, by `_measured`
+    def _record_of(
+        self, out: Path, asked: Mapping[str, Any], effective: Mapping[str, Any], environment: Mapping[str, Any]
+    ) -> records.RunRecord:
+        """Return run.json of what runs here, or, where somebody has begun it, of that with what is known now.
+
+        requested: options, what a study has asked, and `asked`: script or command, workers; environment: that of this
+        process, and of rank 0; started, host, pid: of this process.
         """
-        begun, environ = self._record, self._environment
-        if training is None:
-            alone = more["workers"] == 1
-            effective = {"measured": "command", "workers": more["workers"], "nodes": 1, "transport": "none"}
-            effective |= {"backend": "serial" if alone else "command", "reduction": "none" if alone else "own"}
-            scripts = [word for word in more["command"] if word.endswith((".py", ".sh", ".ipynb"))]
-            program = Path([*scripts, more["command"][0]][0]).stem
-            effective |= {"model": self._about["model_name"] or program, "batch": self._batch}
-            effective |= {"ranks": [], "warmup_steps": 0}
-        else:
-            first, effective = training.ranks[0].opened, self._effective(training)
-            more |= {"batch": self._batch, "script": first["script"], "workers": training.workers}
-            effective |= self._learnt(training, steps) if steps else {}
-            environ = {**environ, **first["environment"]}
         own = {"options": dict(self._about["own"])} if self._about["own"] else {}
-        requested = {**self.options, **more, **self._about.get("requested", {}), "out": str(out), **own}
-        if begun is not None and out == self.out:
-            return replace(begun, requested={**begun.requested, **requested}, effective=effective, environment=environ)
+        requested = {**self.options, **asked, **self._about.get("requested", {}), "out": str(out), **own}
+        known: dict[str, Any] = {"effective": effective, "environment": {**self._environment, **environment}}
+        if self._record is not None and out == self.out:
+            return replace(self._record, requested={**self._record.requested, **requested}, **known)
         process = {"started": self._began_at, "host": self._host, "pid": os.getpid()}
-        return new_record(out, self.options, **process, requested=requested, effective=effective, environment=environ)
+        return new_record(out, self.options, **process, requested=requested, **known)
 
     def _create(self, record: records.RunRecord) -> records.RunRecord:
         out = self.out.with_name(record.key)
@@ -368,9 +349,8 @@ class CommandRun:
         ranks = [{name: each.opened[name] for name in named} for each in training.ranks]
         for at, each in enumerate(ranks):
             each |= {"local_rank": hosts[:at].count(hosts[at]), "communication": {}}
-        others = None if self._load is None else round(self._load["busy_s"] / self._load["seconds"], 2)
-        busy = {host: others if host == self._host else None for host in dict.fromkeys(hosts)}
-        busy = evidence.other_cores(self._loads, ranks) if self._loads else busy
+        mine = [self._load if host == self._host else None for host in hosts]
+        busy = evidence.other_cores(self._about.get("loads", mine), ranks)
         device = first["gpu"]["name"] if first["gpu"] else first["device"]
         told, self._doubts = described(ranks, busy, {}, workers=training.workers, lr=first["lr"], device=device)
         try:
@@ -378,24 +358,17 @@ class CommandRun:
         except BackendError:
             launcher = "none"
         reduction = "hooks" if first["averaging"] in ("backward", "synchronize") else "own"
-        return {
-            **told,
-            "warmup_steps": self.options["warmup_steps"],
-            "timer_mode": {"value": self.options.get("timer_mode", "light"), "note": ""},
-            **{name: first[name] for name in ("backend", "parameters", "transport", "optimizer")},
-            "model": self._about["model_name"] or first["model"],
-            "reduction": "none" if training.workers == 1 else reduction,
-            "launcher": launcher,
-            "batch": self._batch,
-            "global_batch": None if self._batch is None else self._batch * training.workers,
-            "initial_parameter_sha256": first["initial_sha256"],
-            **dict.fromkeys(("precision", "train_samples")),
-        }
+        told |= {name: first[name] for name in ("backend", "parameters", "transport", "optimizer")}
+        told |= {"launcher": launcher, "reduction": "none" if training.workers == 1 else reduction}
+        told |= {"model": self._about["model_name"] or first["model"], "warmup_steps": self.options["warmup_steps"]}
+        told |= {"timer_mode": {"value": self.options.get("timer_mode", "light"), "note": ""}, "batch": self._batch}
+        told |= {"global_batch": None if self._batch is None else self._batch * training.workers}
+        return {**told, "initial_parameter_sha256": first["initial_sha256"], "precision": None, "train_samples": None}
 
     # ------------------------------------------------------------------------------------------------ the end
 
-    def write(self, training: RankGroup, number: int, *, failed: str) -> None:
-        """Write the run of a training that has ended, and say what it holds."""
+    def write(self, training: RankGroup, number: int, *, failed: str) -> str:
+        """Write the run of a training that has ended, and say what it holds; return what leaves nothing to measure."""
         out = training_directory(self.out, number)
         if number > 1:
             say(f"horovod-study record: training {number} of this command is recorded in {os.path.relpath(out)}")
@@ -411,7 +384,7 @@ class CommandRun:
             say(f"error: {out}: the recording failed: {error}")
             with suppress(StudyError, OSError):
                 end_run(out, "failed", {}, str(error))
-            return
+            return ""
         where = os.path.relpath(out)
         if reason:
             say(f"horovod-study record: {where} is {'incomplete:' if wrong else 'complete, but'} {reason}")
@@ -425,6 +398,7 @@ class CommandRun:
                 + (f"; {beside}, {outside['samples_per_s']:,.0f} samples/s with it" * (outside["share"] >= 0.02))
                 + f"; horovod-study explain {shlex.quote(where)}"
             )
+        return "" if stopped or _why_failed(training) else wrong
 
     def _measured(
         self, out: Path, training: RankGroup, *, first: bool
@@ -438,10 +412,10 @@ class CommandRun:
         for each in training.ranks:
             each.file("events").unlink()  # which makes room for the rows
         off = self.options.get("timer_mode") == "off"
-        zero: dict[str, float] = {}  # of the run's times on a host's clock: when the first of its ranks began a step
+        zero: dict[str, float] = defaultdict(lambda: math.inf)  # host -> when the first of its ranks began a step
         for process, own in zip(training.ranks, steps, strict=True):
-            host, begin = process.opened["host"], float(own.columns["begin_s"][0]) if len(own) else math.inf
-            zero[host] = min(begin, zero.get(host, math.inf))
+            host = process.opened["host"]
+            zero[host] = min([zero[host], *own.columns["begin_s"][:1].tolist()])
         for rank, (process, own) in enumerate(zip(training.ranks, steps, strict=True)):
             if (losses := process.file("losses")).exists():
                 own.columns["loss"] = losses_of(losses, events[rank], own)
@@ -453,7 +427,7 @@ class CommandRun:
                 for at in range(0, len(own), _AT_ONCE):
                     writer.append({name: each[at : at + _AT_ONCE] for name, each in columns.items()})
         record = self._document(out, training, steps)
-        if wrong := self._why_failed(training, steps):
+        if wrong := _why_failed(training) or _too_few(training, self.options["warmup_steps"], steps):
             return record, {}, wrong
         found = self._steady(steps, record.effective)
         lead = training.ranks[0]
@@ -467,75 +441,49 @@ class CommandRun:
 
     def _sensors(self, zero: float | None, stretches: list[list[float]], samples: int) -> dict[str, Any]:
         """Return totals of the sensors in `stretches`, of a run whose times begin at `zero`; None: it has none."""
-        if self._sampler is None or zero is None:
-            return system.totals([None], samples=samples)
-        self._sampler.wait_ready()
-        self._sampler.begin(zero)
-        return system.totals([system.told(self.out, self._sampler, stretches)], samples=samples)
-
-    def _why_failed(self, training: RankGroup, steps: Sequence[NotedSteps]) -> str:
-        failed = next(((number, each) for number, each in enumerate(training.ranks) if each.failed), None)
-        gone = [str(each.opened["rank"]) for each in training.ranks if not (each.ended or each.failed or each.stopped)]
-        if failed is not None:
-            number, each = failed
-            who = f"rank {each.opened['rank'] if training.connected else number}: " if training.workers > 1 else ""
-            if gone:  # the others fail because of it
-                who = f"rank {', '.join(gone)} ended without a word; "
-            return f"{who}{each.failed}"
-        if not training.complete:
-            missing = sorted(set(range(training.workers)) - {int(each.opened["rank"]) for each in training.ranks})
-            return f"no step of rank {missing[0]} was seen: it made fewer than two, or its process was not recorded"
-        warmup, made = self.options["warmup_steps"], min(map(len, steps))
-        if made <= warmup:
-            text = f"all {made} steps belong to the warm-up of {warmup}" if made else "not a single step was recorded"
-            return f"{text}, and none is left to measure; make more steps" + (
-                f", or set --warmup-steps below {made}" if made > 1 else ""
-            )
-        return ""
+        told = None
+        if self._sampler is not None and zero is not None:
+            self._sampler.wait_ready()
+            self._sampler.begin(zero)
+            told = system.told(self.out, self._sampler, stretches)
+        return system.totals([told], samples=samples)
 
     def _learnt(self, training: RankGroup, steps: Sequence[NotedSteps]) -> dict[str, Any]:
         """Return what is only known at the end of what ran."""
-        ranks = training.ranks
-        usual = [int(np.median(each.columns["samples"])) if len(each) else None for each in steps]
-        known = [each for each in usual if each is not None]
-        ends = [each.ended.get("sha256") for each in ranks]
+        ranks, lead, first = training.ranks, training.ranks[0], steps[0]
+        usual = [int(np.median(each.columns["samples"])) for each in steps if len(each)]
+        whole = sum(usual) if len(usual) == len(steps) else None  # samples of a step of all ranks
+        ends, begun = {each.ended.get("sha256") for each in ranks}, {each.opened["initial_sha256"] for each in ranks}
         sharded = any(each.opened["sharded"] for each in ranks)
-        averaging = ranks[0].opened["averaging"]
+        parts = len({each.opened["parameters"] for each in ranks}) > 1
+        averaging = lead.opened["averaging"]
         if training.workers > 1 and averaging is None:
             # A metric that is reduced has some bytes; gradients, however compressed, half a byte for each parameter.
             most = max(each.averaged_bytes for each in steps)
-            averaging = "calls" if most >= 0.5 * ranks[0].opened["parameters"] else "none"
-        alike = None not in ends and len(set(ends)) == 1 and ends[0] != ranks[0].opened["initial_sha256"]
-        data = ranks[0].ended.get("data", ranks[0].opened["data"])
-        own = steps[0].data
-        parts = len({each.opened["parameters"] for each in ranks}) > 1
+            averaging = "calls" if most >= 0.5 * lead.opened["parameters"] else "none"
         # Who averages by calls may do so every few updates, and end between two of them, or share other things than
         # gradients. From one start, and with calls in each step, the models are the same, if it was gradients.
-        begun = {each.opened["initial_sha256"] for each in ranks}
-        own_way = averaging == "calls" and (len(begun) > 1 or (steps[0].calls or {}).get("per_step", 0.0) < 1)
-        apart = None not in ends and len(set(ends)) > 1 and not (sharded or parts or own_way)
-        samples = None if own is None or own >= len(data) else data[own]
-        if averaging == "none" and alike and samples and steps[0].epoch_steps:
-            if steps[0].epoch_steps * sum(filter(None, usual)) < 1.5 * samples:
-                averaging = "unseen"  # other data, and yet the same parameters: by means that were not seen
-        ended = training.ended or ("" if all(each.ended for each in ranks) else "before Python's own end")
+        own_way = averaging == "calls" and (len(begun) > 1 or (first.calls or {}).get("per_step", 0.0) < 1)
+        apart = None not in ends and len(ends) > 1 and not (sharded or parts or own_way)
+        data = lead.ended.get("data", lead.opened["data"])
+        samples = None if first.data is None or first.data >= len(data) else data[first.data]
+        alike = None not in ends and len(ends) == 1 and not ends & {lead.opened["initial_sha256"]}
+        if averaging == "none" and alike and samples and first.epoch_steps:
+            if first.epoch_steps * sum(usual) < 1.5 * samples:
+                averaging = None  # other data, and yet the same parameters: by means that were not seen
         turns_made = sum((each.turns for each in steps), Counter())
-        more = {
-            "processes": 0 if training.connected or len(ranks) == 1 else len(ranks),
-            "parted": apart and training.workers > 1,
-            "parts": parts,
-            "sharded": sharded,
-            "ended": ended,
-        }
+        more: dict[str, Any] = {"processes": 0 if training.connected or len(ranks) == 1 else len(ranks), "parts": parts}
+        more |= {"parted": apart and training.workers > 1, "sharded": sharded}
+        more |= {"ended": training.ended or ("" if all(each.ended for each in ranks) else "before Python's own end")}
         return {
-            "batch": None if len(known) < len(usual) else round(sum(known) / len(known)),
-            "global_batch": None if len(known) < len(usual) else sum(known),
+            "batch": None if whole is None else round(whole / len(steps)),
+            "global_batch": whole,
             "train_samples": samples,
             "precision": _common([each.ended.get("precision") for each in ranks]),
-            "turns_per_update": turns_made.most_common(1)[0][0] if turns_made and steps[0].by != "turns" else None,
+            "turns_per_update": turns_made.most_common(1)[0][0] if turns_made and first.by != "turns" else None,
             "averaging": None if averaging == "unseen" else averaging,
-            "calls": steps[0].calls if training.workers > 1 else None,
-            "epoch_steps": steps[0].epoch_steps,
+            "calls": first.calls if training.workers > 1 else None,
+            "epoch_steps": first.epoch_steps,
             "loader_thread": any(each.ended.get("elsewhere", 0) for each in ranks),
             **{name: value for name, value in more.items() if value},
         }
@@ -547,27 +495,27 @@ class CommandRun:
             found = replace(found, doubt="with timer_mode off no steady steps are looked for")
         elif wanted:
             found = steady.find_steady(first.columns["step_s"][:made], found.declared)
-        processes, workers = effective.get("processes"), effective.get("workers", 2)
-        none = not processes and effective.get("averaging") == "none" and workers > 1
-        rules = (
-            (first.uncounted, "samples were not seen: each step counts as one, and samples/s are steps/s"),
-            (
-                effective.get("parts"),
-                "the ranks train models of different size, parts of one perhaps: the count is that of rank 0",
-            ),
-            (
-                effective.get("parted"),
-                "the ranks end with different parameters: they have trained different models, and their gradients were "
-                "not averaged alike",
-            ),
-            (
-                processes,
-                f"{processes} processes trained at the same time, and no library connects them: this is one "
-                "measurement of several processes, and no speedup",
-            ),
-            (none, "no call was seen by which the ranks average: each trains a model of its own"),
-        )
-        doubts = [*filter(None, [_update_doubt(first)]), *(text for holds, text in rules if holds)]
+        by, processes, parts = first.by, effective.get("processes"), effective.get("parts")
+        none = not processes and effective.get("averaging") == "none" and effective["workers"] > 1
+        total = sum(first.turns.values())
+        usual, count = first.turns.most_common(1)[0] if first.turns else (1, 0)
+        # a loss scaler skips some
+        irregular = by in ("updates", "changes") and total - count > 0.05 * total
+        rules = {
+            "no optimizer stepped: a step is from one backward to the next, and the update is in no lap, unless "
+            "record.lap('update') marks it (docs/your_script.md)": by == "backwards",
+            f"{total:,} of {total:,} steps made no update that was seen: they are turns of the loop": by == "turns",
+            f"{total - count:,} of {total:,} steps took another number of turns than {usual}: updates come "
+            "irregularly": irregular,
+            "samples were not seen: each step counts as one, and samples/s are steps/s": first.uncounted,
+            "the ranks train models of different size, parts of one perhaps: the count is that of rank 0": parts,
+            "the ranks end with different parameters: they have trained different models, and their gradients were "
+            "not averaged alike": "parted" in effective,
+            f"{processes} processes trained at the same time, and no library connects them: this is one measurement of "
+            "several processes, and no speedup": processes,
+            "no call was seen by which the ranks average: each trains a model of its own": none,
+        }
+        doubts = [text for text, holds in rules.items() if holds]
         if first.from_calls and not first.uncounted:
             say(
                 "note: samples are the first dimension of what the model was called with (the second, where its layers "
@@ -585,29 +533,25 @@ class CommandRun:
 
     # ------------------------------------------------------------------------------------------------ no steps
 
-    def write_command(
-        self, command: Sequence[str], code: int, *, workers: int | None, rate: str | None, why: str, ended: str
-    ) -> None:
+    def write_command(self, code: int, why: str, ended: str) -> None:
         """Write the run of a command in which no step was seen: whole times, and the rate that its output says.
 
         `ended`: what has ended it from outside, and is no failure.
         """
-        count = workers or said_workers(command)
-        said = None if code else rate_said(self.printed(), rate, count)
+        command: list[str] = self._about["command"]
+        count = self._about["workers"] or said_workers(command)
+        said = None if code else rate_said(self.printed(), self._about["rate"], count)
         per_s, source = said or (1 / self._wall_s, "whole command: 1 / seconds")
-        record = self._document(self.out, None, workers=count, command=list(command))
-        record = replace(record, effective={**record.effective, "ended": f"by {ended}"}) if ended else record
-        self._create(record)
-        totals = {
-            **dict.fromkeys(("wall_s", "window_s", "train_s"), self._wall_s),
-            "cpu_s": self._cpu_s,
-            "steps": 0,
-            "samples_per_s": per_s,
-            "rate_from": source,
-            **self._sensors(self._began, [[0.0, self._wall_s]], max(1, round(per_s * self._wall_s))),
-        }
-        reason = f"the command ended with exit code {code}" if code else ""
-        status = "failed" if code else "done"
+        scripts = [word for word in command if word.endswith((".py", ".sh", ".ipynb"))]
+        ran: dict[str, Any] = {"workers": count, "nodes": 1, "transport": "none", "ranks": [], "warmup_steps": 0}
+        ran |= {"measured": "command", "model": self._about["model_name"] or Path([*scripts, command[0]][0]).stem}
+        ran |= {"backend": "serial" if count == 1 else "command", "reduction": "none" if count == 1 else "own"}
+        ran |= {"batch": self._batch, **({"ended": f"by {ended}"} if ended else {})}
+        record = self._create(self._record_of(self.out, {"workers": count, "command": command}, ran, {}))
+        totals: dict[str, Any] = dict.fromkeys(("wall_s", "window_s", "train_s"), self._wall_s)
+        totals |= {"cpu_s": self._cpu_s, "steps": 0, "samples_per_s": per_s, "rate_from": source}
+        totals |= self._sensors(self._began, [[0.0, self._wall_s]], max(1, round(per_s * self._wall_s)))
+        status, reason = ("failed", f"{ENDED_WITH} {code}") if code else ("done", "")
         records.finish_run(self.out, record, status=status, finished=utc_now(), totals=totals, reason=reason)
         say(
             f"horovod-study record: no steps were seen: {why}; recorded as a whole: {self._wall_s:.2f} s, "
@@ -617,26 +561,37 @@ class CommandRun:
         )
 
 
+def _why_failed(training: RankGroup) -> str:
+    gone = [str(each.opened["rank"]) for each in training.ranks if not (each.ended or each.failed or each.stopped)]
+    for number, each in enumerate(training.ranks):
+        if each.failed:
+            who = f"rank {each.opened['rank'] if training.connected else number}: " if training.workers > 1 else ""
+            # where some are gone the others fail because of it
+            return (f"rank {', '.join(gone)} ended without a word; " if gone else who) + each.failed
+    if not training.complete:
+        missing = sorted(set(range(training.workers)) - {int(each.opened["rank"]) for each in training.ranks})
+        return f"no step of rank {missing[0]} was seen: it made fewer than two, or its process was not recorded"
+    return ""
+
+
+def _too_few(training: RankGroup, warmup: int, steps: Sequence[NotedSteps]) -> str:
+    """Return what leaves nothing to measure, "" where there is something."""
+    made, rank = min((len(own), number) for number, own in enumerate(steps))
+    who, told = f"rank {rank}: " if len(steps) > 1 else "", training.ranks[0].opened["told"]
+    if made > warmup:
+        return ""
+    if told and not made:
+        return (
+            f"{who}not a single step was recorded; loop over record.steps(loader) and give the optimizer that is "
+            "stepped, or mark updates of your own with record.lap('update')"
+        )
+    text = f"all {made} steps belong to the warm-up of {warmup}" if made else "not a single step was recorded"
+    below = f", or set {'warmup_steps=' if told else '--warmup-steps'} below {made}" if made > 1 else ""
+    return f"{who}{text}, and none is left to measure; make more steps{below}"
+
+
 def _common(values: Sequence[str | None]) -> str | None:
     return values[0] if len(set(values)) == 1 else None
-
-
-def _update_doubt(steps: NotedSteps) -> str:
-    """Return what to doubt of steps as updates, "" for nothing."""
-    if steps.by == "backwards":
-        return (
-            "no optimizer stepped: a step is from one backward to the next, and the update is in no lap, unless "
-            "record.lap('update') marks it (docs/your_script.md)"
-        )
-    total = sum(steps.turns.values())
-    if steps.by == "turns":
-        return f"{total:,} of {total:,} steps made no update that was seen: they are turns of the loop"
-    usual, count = steps.turns.most_common(1)[0] if steps.turns else (1, 0)
-    if total - count > 0.05 * total:  # a loss scaler skips some
-        return (
-            f"{total - count:,} of {total:,} steps took another number of turns than {usual}: updates come irregularly"
-        )
-    return ""
 
 
 def _totals(
@@ -655,7 +610,7 @@ def _totals(
         memory = (own.ended.get("rss_mb"), own.ended.get("pss_mb"))
         everybody.append({"steps": len(each), "summary": summary, "rows_lost": 0, "memory": memory})
     return {
-        **window_totals(everybody, found, rate, max(windows), steps[0].waits, steps[0].waited_s),
+        **window_totals(everybody, found, rate, max(windows), (steps[0].waits, steps[0].waited_s)),
         "epochs": int(steps[0].columns["epoch"][-1]) + 1,
         **dict.fromkeys(("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "target_reached")),
         "train_s": max(windows),
@@ -714,7 +669,8 @@ def record(
     A command that cannot be started is a StudyError.
     """
     out = out.absolute()
-    about = {"batch": None, "model_name": None, "own": {}, "requested": {}, **about}
+    known = {"command": list(command), "workers": workers, "rate": rate}
+    about = {"batch": None, "model_name": None, "own": {}, "requested": {}, **about, **known}
     one_training = "declared" in about["requested"]  # a cell: what a killed runner leaves of it is made again
     if not one_training:
         close_left(out.parent)
@@ -725,13 +681,9 @@ def record(
             out.parent.mkdir(parents=True, exist_ok=True)
             made = held.enter_context(unfinished(out, folder=True))
             meeting = made if one_training else made.with_name(f"{made.name.removesuffix(PART)}{_EVENTS}")
-            asked: dict[str, Any] = {
-                "out": str(out),
-                "meeting": str(meeting),
-                "package": str(Path(horovod_study.__file__).parent),
-            }
-            asked |= {"options": dict(options), "steps": steps, "trainings": MAX_TRAININGS}
-            asked["variables"] = LAUNCH_VARIABLES
+            package = Path(horovod_study.__file__).parent
+            asked: dict[str, Any] = {"out": str(out), "meeting": str(meeting), "package": str(package), "steps": steps}
+            asked |= {"options": dict(options), "variables": LAUNCH_VARIABLES}
             me = {"about": about, "host": os.uname().nodename, "pid": os.getpid()}
             write_file(made / "asked.json", json.dumps({**asked, **me}))
             held.callback(shutil.rmtree, made.rename(meeting), ignore_errors=True)
@@ -742,7 +694,7 @@ def record(
         held.callback(run.close)
         code = _run(command, os.environ if told else environment(asked), run)
         try:
-            _close(run, command, code, workers=workers, rate=rate, cell=one_training)
+            _close(run, code, cell=one_training)
         except (StudyError, OSError) as error:  # the command has run, and how it ended is what counts
             say(f"error: not recorded: {error}")
         return code
@@ -751,23 +703,23 @@ def record(
 def close_left(folder: Path) -> None:
     """Make run directories of what commands in `folder` have left whose recorder was killed, once they have ended."""
     for meeting in folder.glob(f".*{_EVENTS}"):
-        asked: dict[str, Any] = {}
-        with suppress(OSError, ValueError):
+        try:
             asked = json.loads((meeting / "asked.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
         _, processes = processes_in(meeting)
-        mine = all(each.opened.get("host", os.uname().nodename) == os.uname().nodename for each in processes)
-        pids = [each.opened["pid"] for each in processes if each.opened]
-        if not mine or asked.get("host") != os.uname().nodename or any(map(alive.runs, [asked["pid"], *pids])):
+        where = [asked, *(each.opened for each in processes if each.opened)]
+        if any(each["host"] != os.uname().nodename or alive.runs(each["pid"]) for each in where):
             continue
         out = Path(asked["out"])
         trainings = worth_keeping(trainings_of(processes), asked["options"]["warmup_steps"])
         with suppress(StudyError, OSError):
             if (out / records.MANIFEST).exists() and records.read_run(out).state() != "incomplete":
                 trainings = []
+            if trainings:
+                say(f"horovod-study record: {out} was left by a recorder that was killed, and is closed")
+            run = CommandRun(out, meeting, asked["options"], asked["about"], over=True)
             for number, training in enumerate(trainings[:MAX_TRAININGS], 1):
-                if number == 1:
-                    say(f"horovod-study record: {out} was left by a recorder that was killed, and is closed")
-                    run = CommandRun(out, meeting, asked["options"], asked["about"], over=True)
                 training.ended = "without its recorder, which was killed"
                 run.write(training, number, failed="")
         shutil.rmtree(meeting, ignore_errors=True)
@@ -783,17 +735,17 @@ class Output:
     so that the command finds what it would find without a recorder.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, given: ExitStack) -> None:
+        """`given` closes what the command is given, once it has it."""
         self._kept: dict[int, bytearray] = {}  # descriptor that is read -> what came last
         self._to: dict[int, int] = {}  # descriptor that is read -> that of ours
-        self._theirs: list[int] = []
         self._files: dict[Path, int] = {}  # what the command writes to by itself, and where it begins
         sys.stdout.flush()
-        self.stdout = self._between(1)
+        self.stdout = self._between(1, given)
         same = os.path.sameopenfile(1, 2) and self.stdout is not None
-        self.stderr = self.stdout if same else self._between(2)
+        self.stderr = self.stdout if same else self._between(2, given)
 
-    def _between(self, own: int) -> int | None:
+    def _between(self, own: int, given: ExitStack) -> int | None:
         """Return the descriptor that the command is given for one of ours, None for ours."""
         kind = os.fstat(own).st_mode
         if os.isatty(own):
@@ -807,53 +759,42 @@ class Output:
             if stat.S_ISREG(kind):
                 self._files[Path(f"/proc/{os.getpid()}/fd/{own}").resolve()] = os.fstat(own).st_size
             return None
+        given.callback(os.close, write)
         self._kept[read], self._to[read] = bytearray(), own
-        self._theirs.append(write)
         return write
 
-    def follow(self, process: "subprocess.Popen[bytes]", look: Callable[[], bool], *, every_s: float) -> None:
+    def follow(self, process: "subprocess.Popen[bytes]", look: Callable[[], bool]) -> None:
         """Pass on what the command prints until it has ended; `look` is called meanwhile until it returns False."""
-        for each in self._theirs:
-            os.close(each)
-        self._theirs = []
-        ended = os.pidfd_open(process.pid)
-        looking = True
+        ended, looking = os.pidfd_open(process.pid), True
         try:
-            while True:
-                ready = select.select([ended, *self._to], [], [], every_s if looking else None)[0]
-                for each in ready:
-                    if each != ended:
-                        self._pass_on(each)
-                if looking:
-                    looking = look()
-                if ended in ready:
-                    break
-            while ready := select.select(list(self._to), [], [], 0.0)[0] if self._to else []:
-                for each in ready:
-                    self._pass_on(each)
+            while ended not in self._pass_on(ended, within_s=_LOOK_S if looking else None):
+                looking = looking and look()
         finally:
             os.close(ended)
+        while self._to and self._pass_on(within_s=0.0):
+            pass
 
-    def _pass_on(self, read: int) -> None:
-        try:
-            data = os.read(read, 65536)
-        except OSError:  # how a terminal ends
+    def _pass_on(self, *also: int, within_s: float | None = None) -> list[int]:
+        """Wait for what the command prints, and pass it on; return what can be read, of `also` too."""
+        ready = select.select([*also, *self._to], [], [], within_s)[0]
+        for read in [each for each in ready if each in self._to]:
             data = b""
-        if not data:
-            os.close(read)
-            del self._to[read]
-            return
-        kept = self._kept[read]
-        kept += data
-        if len(kept) > 2 * _KEPT:
-            del kept[:-_KEPT]
-        view = memoryview(data)
-        try:
-            while view:
-                view = view[os.write(self._to[read], view) :]
-        except OSError:  # nobody reads it any more: the command is to learn that, too
-            os.close(read)
-            del self._to[read]
+            with suppress(OSError):  # how a terminal ends
+                data = os.read(read, 65536)
+            kept = self._kept[read]
+            kept += data
+            if len(kept) > 2 * _KEPT:
+                del kept[:-_KEPT]
+            view = memoryview(data)
+            try:
+                while view:
+                    view = view[os.write(self._to[read], view) :]
+            except OSError:  # nobody reads it any more: the command is to learn that, too
+                data = b""
+            if not data:
+                os.close(read)
+                del self._to[read]
+        return ready
 
     def text(self) -> str:
         """Return the last of what the command has printed."""
@@ -866,43 +807,39 @@ class Output:
 
     def close(self) -> None:
         """Read no more; where processes that the command has left print on, a process of its own passes that on."""
-        if self._to and not self._theirs and os.fork() == 0:
+        if self._to and os.fork() == 0:
             with suppress(BaseException):
                 os.setsid()
                 while self._to:
-                    for each in select.select(list(self._to), [], [])[0]:
-                        self._pass_on(each)
+                    self._pass_on()
             os._exit(0)
-        for each in (*self._to, *self._theirs):
-            with suppress(OSError):
-                os.close(each)
-        self._to, self._theirs = {}, []
+        for each in self._to:
+            os.close(each)
+        self._to = {}
 
 
 def _run(command: Sequence[str], environ: Mapping[str, str], run: CommandRun) -> int:
-    output = Output()
-    run.printed = output.text
-    try:
-        process = subprocess.Popen(list(command), env=dict(environ), stdout=output.stdout, stderr=output.stderr)
-    except OSError as error:
-        words = "" if "/" in command[0] else "; is it on PATH?"
-        if " " in command[0]:
-            words = "; give the words of the command without quotes around them"
-        raise StudyError(f"{command[0]}: cannot be started ({error.strerror}){words}") from None
+    with ExitStack() as given:
+        output = Output(given)
+        run.printed = output.text
+        try:
+            process = subprocess.Popen(list(command), env=dict(environ), stdout=output.stdout, stderr=output.stderr)
+        except OSError as error:
+            words = "" if "/" in command[0] else "; is it on PATH?"
+            if " " in command[0]:
+                words = "; give the words of the command without quotes around them"
+            raise StudyError(f"{command[0]}: cannot be started ({error.strerror}){words}") from None
     run.started(process.pid)
 
     def pass_on(number: int, _: FrameType | None) -> None:
-        process.send_signal(number)
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
         # Ctrl-C reaches the command from the terminal: it ends, then this program.
-        if not any(os.isatty(each) and os.tcgetpgrp(each) == os.getpgrp() for each in (0, 1, 2)):
-            pass_on(number, frame)
+        mine = any(os.isatty(each) and os.tcgetpgrp(each) == os.getpgrp() for each in (0, 1, 2))
+        if number != signal.SIGINT or not mine:
+            process.send_signal(number)
 
     before = {number: signal.signal(number, pass_on) for number in PASSED}
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     try:
-        output.follow(process, run.look, every_s=_LOOK_S)
+        output.follow(process, run.look)
         code = process.wait()
     finally:
         output.close()
@@ -912,25 +849,22 @@ def _run(command: Sequence[str], environ: Mapping[str, str], run: CommandRun) ->
     return code if code >= 0 else 128 - code
 
 
-def _close(
-    run: CommandRun, command: Sequence[str], code: int, *, workers: int | None, rate: str | None, cell: bool
-) -> None:
+def _close(run: CommandRun, code: int, *, cell: bool) -> None:
     """Write what was seen, and say what is to be known of it."""
     seen, processes = processes_in(run.meeting)
     if not run.meeting.is_dir():
         raise StudyError(f"{run.meeting.parent}: what was noted there was removed while the command ran")
     trainings = worth_keeping(trainings_of(processes), run.options["warmup_steps"])
+    refused = next((f"no run was recorded: {each.stopped}" for each in processes if each.stopped and not each.seen), "")
     if "own recorder" in seen:
-        say("horovod-study record: the script records itself; start it without `horovod-study record --`")
-        return
-    stopped = next((each.stopped for each in processes if each.stopped and not each.seen), "")
-    if stopped:
-        say(f"horovod-study record: no run was recorded: {stopped}")
+        refused = "the script records itself; start it without `horovod-study record --`"
+    if refused:
+        say(f"horovod-study record: {refused}")
         return
     if not trainings:
         why = NO_STEPS if "torch" in seen else "no Python of it imports torch" if "python" in seen else _UNSEEN
         ended = "" if cell else _BY_SIGNAL.get(code, "")
-        run.write_command(command, 0 if ended else code, workers=workers, rate=rate, why=why, ended=ended)
+        run.write_command(0 if ended else code, why, ended)
         return
     kept = trainings[: 1 if cell else MAX_TRAININGS]
     if cell and len(trainings) > 1:
@@ -938,11 +872,10 @@ def _close(
     elif len(trainings) > len(kept) or any(each.more for each in processes):
         say(f"horovod-study record: this command has trained more than {len(kept)} times; the longest are recorded")
     for number, training in enumerate(kept, 1):
-        ended = "" if not code else f"{ENDED_WITH} {code} after its training"
-        if code in _BY_SIGNAL and not cell:
-            training.ended = "" if all(each.ended for each in training.ranks) else f"by {_BY_SIGNAL[code]}"
-            ended = ""
-        run.write(training, number, failed=ended)
+        outside = code in _BY_SIGNAL and not cell
+        if outside and not all(each.ended for each in training.ranks):
+            training.ended = f"by {_BY_SIGNAL[code]}"
+        run.write(training, number, failed=f"{ENDED_WITH} {code} after its training" if code and not outside else "")
 
 
 _UNSEEN = (
@@ -958,11 +891,10 @@ def before_the_first_step(out: Path) -> str:
     if not meetings or (out / records.MANIFEST).exists():
         return ""
     seen, _ = processes_in(meetings[-1])
-    loaded = seen.count("torch")
-    if not loaded:
+    if not (count := seen.count("torch")):
         return "no steps seen yet: no process of the command has imported torch"
     return (
-        f"no steps seen yet: {loaded} process{'es' * (loaded > 1)} of the command imported torch, and the record "
+        f"no steps seen yet: {count} process{'es' * (count > 1)} of the command imported torch, and the record "
         f"begins with the second step. If this stays so: {NO_STEPS}"
     )
 
@@ -972,11 +904,8 @@ def noted_steps(out: Path) -> dict[int, Mapping[str, Any]]:
     trainings = trainings_of(processes_in(_meetings(out)[-1])[1]) if _meetings(out) else []
     if not trainings or not trainings[0].complete:
         return {}
-    found: dict[int, Mapping[str, Any]] = {}
-    for rank, process in enumerate(trainings[0].ranks):
-        columns = steps_of(process.read(), waits_seen=process.waits_seen).columns
-        found[rank] = {"sync_s": np.full(len(columns["step_s"]), np.nan), **columns}
-    return found
+    noted = [steps_of(each.read(), waits_seen=each.waits_seen) for each in trainings[0].ranks]
+    return {rank: {"sync_s": np.full(len(own), np.nan), **own.columns} for rank, own in enumerate(noted)}
 
 
 def _meetings(out: Path) -> list[Path]:

@@ -1,21 +1,14 @@
 """Records the steps of a Lightning Trainer: `Trainer(callbacks=[StepRecorder("runs/mine/2w")])`.
 
 Only public hooks of Lightning's callbacks are used, and those of PyTorch that rank/watch.py uses. Lightning calls the
-training step and backward from inside the optimizer's step, so the laps are these:
-
-    data        from the end of one batch to the start of the next: the loader, and what Lightning does in between
-    forward     the training step with its loss, and clearing the gradients
-    backward    until this rank's last gradient is made
-    sync        the wait inside the backward of DistributedDataParallel after that
-    update      the rest of the optimizer's step
-    residual    the rest
-
-A step is what is between two updates: with `accumulate_grad_batches` it is several batches. Validation inside an
-epoch belongs to no step. The first optimizer is followed.
+training step and backward from inside the optimizer's step, so data is what is between two batches, forward the
+training step with its loss, and update the rest of the optimizer's step. The first optimizer is followed, and a step is
+what is between two updates of it; validation belongs to none.
 """
 
 import importlib
 import sys
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +18,9 @@ from horovod_study.recording.recorder import recorder
 
 def _installed() -> Any:
     """Return the package `lightning.pytorch` or `pytorch_lightning`: the one that is in use, or is there."""
-    names = ("lightning.pytorch", "pytorch_lightning")
-    for name in (*(each for each in names if each in sys.modules), *names):
-        try:
+    for name in sorted(("lightning.pytorch", "pytorch_lightning"), key=lambda each: each not in sys.modules):
+        with suppress(ModuleNotFoundError):
             return importlib.import_module(name)
-        except ModuleNotFoundError:
-            continue
     raise ConfigError(
         "horovod_study.recording.lightning: Lightning is not installed; run `pip install pytorch-lightning`, or put "
         "horovod_study.recorder() around a loop of your own"
@@ -47,7 +37,7 @@ class StepRecorder(_Callback):  # type: ignore[misc]
         super().__init__()
         self._out, self._options = out, options
         self._record: Any = None  # a Recording, while it is open
-        self._skipped: Any = None
+        self._skipped = ExitStack()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Open the record, now that the model is wrapped and on its device."""
@@ -80,25 +70,22 @@ class StepRecorder(_Callback):  # type: ignore[misc]
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Leave the validation out of all steps."""
         if self._record is not None:
-            self._skipped = self._record.skip()
-            self._skipped.__enter__()
+            self._skipped.enter_context(self._record.skip())
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Go on."""
         if self._record is not None:
-            self._skipped.__exit__(None, None, None)
+            self._skipped.close()
             self._record.begin()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Nothing is waited for after the last batch."""
         self._record.leave()
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Finish the record."""
-        self.on_exception(trainer, pl_module, None)
-
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException | None) -> None:
-        """Mark the run as failed, with the reason; without one it is done."""
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException | None = None) -> None:
+        """Finish the record; with an exception it is that of a run that has failed."""
         record, self._record = self._record, None
         if record is not None:
             record.__exit__(exception and type(exception), exception, exception and exception.__traceback__)
+
+    on_train_end = on_exception

@@ -48,7 +48,6 @@ from horovod_study.recording.command import CommandRun, end_run, processes_in, t
 from horovod_study.recording.rank import facts, turns
 from horovod_study.recording.rank.events import DATA_SETS, NUMBER
 from horovod_study.recording.rank.watch import Door, Watcher
-from horovod_study.recording.steps import MOST_TURNS
 from horovod_study.text.progress import say
 from horovod_study.text.words import plural
 
@@ -164,9 +163,7 @@ class Recording(Watcher):
 
     def __enter__(self) -> Self:
         if self._use != "new":
-            raise StudyError(
-                "recorder: was used already; a recorder records one run, make another one with another out="
-            )
+            raise StudyError("recorder: was used already; it records one run, make another one with another out=")
         self._use, self._pid = "closed", os.getpid()  # until it is open
         with ExitStack() as held:
             try:
@@ -185,10 +182,9 @@ class Recording(Watcher):
         self._use = "closed"
         self.leave()
         with self._held:
-            wrong = self._wrong_use() if error is None else error_line(error)
-            self.finish(wrong)
+            self.finish("" if error is None else error_line(error))
             if error is None:
-                self._finish(wrong, "" if self.failure is None else error_line(self.failure))
+                self._finish("" if self.failure is None else error_line(self.failure))
             else:
                 self._close()
 
@@ -216,7 +212,7 @@ class Recording(Watcher):
                 with writing(directory, "choose a writable --out"):
                     directory.parent.mkdir(parents=True, exist_ok=True)
                     meeting = held.enter_context(unfinished(directory, folder=True))
-                self._command = CommandRun(directory, meeting, options, self._known, loads=loads)
+                self._command = CommandRun(directory, meeting, options, {**self._known, "loads": loads})
                 held.callback(self._command.close)
         self._directory, self._meeting = map(Path, self.gather((str(directory), str(meeting)))[0])
         self._asked["meeting"] = str(self._meeting)
@@ -252,62 +248,45 @@ class Recording(Watcher):
                     "(Horovod: broadcast_parameters), or they train different models"
                 )
 
-    def _finish(self, wrong: str, failure: str) -> None:
-        """Make the run directory when all ranks have left, and raise what was `wrong` in its use. Collective.
+    def _finish(self, failure: str) -> None:
+        """Make the run directory when all ranks have left, and raise what leaves nothing to measure. Collective.
 
         What was trained is worth more than the record: where that cannot be kept, `failure` of a rank's own included,
         the script goes on.
         """
         with _waiting("every rank must leave the recorder; one that still trains makes more steps than this one"):
-            everybody = self.gather((wrong, failure))
-        lost = self.gather("" if self._command is None else self._close())[0]
-        for rank, (text, failed) in enumerate(everybody):
-            who = f"rank {rank}: " if self.workers > 1 and not wrong else ""
-            if text:
-                raise StudyError(f"{self.directory}: {who}{wrong or text}")
-            lost = lost or (f"{who}{failed}" if failed else "")
+            everybody = self.gather(failure)
+        lost, wrong = self.gather(("", "") if self._command is None else self._close())[0]
+        if wrong:
+            raise StudyError(f"{self.directory}: {wrong}")
+        for rank, failed in enumerate(everybody):
+            lost = lost or (f"rank {rank}: {failed}" if failed and self.workers > 1 else failed)
         if lost and self._options["disk_full"] == "end":
             raise StudyError(f"{self.directory}: the recording failed: {lost}")
         if lost and self._command is not None and not failure:
             say(f"error: the recording failed, and the training goes on without it: {lost}")
 
-    def _close(self) -> str:
-        """Make the run directory of what the ranks have noted, the first that comes; return why it cannot be made."""
+    def _close(self) -> tuple[str, str]:
+        """Make the run directory of what the ranks have noted, the first that comes.
+
+        Return why it cannot be made, and what leaves nothing to measure.
+        """
         try:
             (self._meeting / "closing").mkdir()
         except OSError:
-            return ""
+            return "", ""
         try:
             run = self._command or CommandRun(self.directory, self._meeting, self._options, self._known, over=True)
             (training,) = trainings_of(processes_in(self._meeting)[1])
             run.ended()
-            run.write(training, 1, failed="")
+            wrong = run.write(training, 1, failed="")
             if self._command is None:  # rank 0 may have been killed
                 shutil.rmtree(self._meeting, ignore_errors=True)
-            return records.read_run(self.directory).reason
+            return records.read_run(self.directory).reason, wrong
         except Exception as error:  # of the training one may be on its way
             with suppress(Exception):
                 end_run(self.directory, "failed", {}, error_line(error))
-            return error_line(error)
-
-    def _wrong_use(self) -> str:
-        """Return what leaves nothing to measure, "" where there is something."""
-        made, warmup = self.made, self._options["warmup_steps"]
-        if not made and self._batches > MOST_TURNS:  # each is a step
-            made = self._batches
-        if made > warmup or self._is_over():
-            return ""
-        if made:
-            return (
-                f"all {made} steps belong to the warm-up of {warmup}, and none is left to measure; make more steps, or "
-                f"set warmup_steps= below {made}"
-            )
-        if not self._batches:
-            return "not a single step was recorded; loop over record.steps(loader), not over the loader itself"
-        return (
-            f"not a single step was recorded: the optimizer did not step in {self._batches:,} turns; give the one that "
-            "is stepped, or mark updates of your own with record.lap('update')"
-        )
+            return error_line(error), ""
 
     # ------------------------------------------------------------------------------------------ the loop
 

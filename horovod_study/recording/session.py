@@ -70,10 +70,12 @@ class Session:
         self.turns: turns.Turns | None = None  # from `start` on, where the run trains in slices
         self._waits, self._waited_s = list[int](), 0.0  # steps before which it has waited for its turn
         self._host_cores = sorted({core for host, cores in places if host == self.host for core in cores})
-        self._held = ExitStack()  # the claim on the run, on rank 0
+        self._held = ExitStack()  # sampler, turns and, on rank 0, the claim on the run
         self._created = False  # whether run.json is that of this run
         sampled = options.system_interval_s and self.local_rank == 0  # by the first rank of each host
         self.sampler = system.Sampler(self.host) if sampled else None
+        if self.sampler is not None:
+            self._held.callback(self.sampler.close)
         self.watch_load()
 
     def __enter__(self) -> Self:
@@ -104,10 +106,6 @@ class Session:
                 raise explained from None
         finally:
             self._held.close()
-            if self.turns is not None:
-                self.turns.leave()
-            if self.sampler is not None:
-                self.sampler.close()
 
     def _mark_failed(self, reason: str) -> None:
         with suppress(RecordError, OSError):  # from any rank that sees it
@@ -130,15 +128,13 @@ class Session:
         self.cores = environment.affinity()  # fewer than at first where the rank keeps near its GPU
         place = {"host": self.host, "local_rank": self.local_rank, "cores": self.cores, "device": device}
         ranks = self.workers.gather({**evidence.describe_rank(place, lr, settings), **more})
-        least_s = 0.2 if self.workers.workers > 1 else 0.0
         # the cells that start beside it are no other programs; its slices tell of others
-        load = None if turns.wanted() else self._load.sample(at_least_s=least_s)
-        busy = evidence.other_cores(self.workers.gather(load), ranks)
+        load = None if turns.wanted() else self._load.sample(at_least_s=0.2 if self.workers.workers > 1 else 0.0)
+        busy, holders = evidence.other_cores(self.workers.gather(load), ranks), evidence.gpu_holders(ranks)
+        name = str(device) if device.type == "cpu" else torch.cuda.get_device_name(device)
+        told, self.doubts = described(ranks, busy, holders, workers=len(ranks), lr=lr, device=name)
         same = self.options.timer_mode == "strict" and device.type == "cpu"
         note = "the same as light: a CPU has done its work when a call returns" if same else ""
-        name = str(device) if device.type == "cpu" else torch.cuda.get_device_name(device)
-        known = {"workers": len(ranks), "lr": lr, "device": name}
-        told, self.doubts = described(ranks, busy, evidence.gpu_holders(ranks), **known)
         mode = {"value": self.options.timer_mode, "note": note}
         self.effective = {**told, "warmup_steps": self.options.warmup_steps, "timer_mode": mode}
 
@@ -171,17 +167,13 @@ class Session:
         from_step: int | None = None,
     ) -> None:
         """Write run.json and open the file of step rows; `earlier` goes on from step `from_step`."""
-        self.record = new_record(
-            self.directory,
-            vars(self.options),
-            started=utc_now() if earlier is None else earlier.started,
-            attempts=() if earlier is None else earlier.attempts,
-            host=self.hosts[0],
-            pid=self.effective["ranks"][0]["pid"],  # rank 0 writes the record
-            requested={**requested, "workers": self.workers.workers},
-            effective={**self.effective, **effective},
-            environment=environment.describe(),
+        asked, ran = {**requested, "workers": self.workers.workers}, {**self.effective, **effective}
+        known = {"requested": asked, "effective": ran, "environment": environment.describe()}
+        begun = (
+            {"started": utc_now()} if earlier is None else {"started": earlier.started, "attempts": earlier.attempts}
         )
+        process = {"host": self.hosts[0], "pid": self.effective["ranks"][0]["pid"]}  # rank 0 writes the record
+        self.record = new_record(self.directory, vars(self.options), **begun, **process, **known)
         with fail_together(self.workers):
             if self.is_root and earlier is not None:
                 self.record = records.resume_run(self.directory, self.record, from_step=from_step or 0, began=utc_now())
@@ -211,10 +203,12 @@ class Session:
         # The ranks of a host read one clock, those of other hosts stood at the barrier.
         everybody = self.workers.gather((self.host, now(), joined is not None))
         self.zero: float = next(at for host, at, _ in everybody if host == self.host) - elapsed_s
-        if joined is not None and all(there for _, _, there in everybody):
-            self.turns = joined
-        elif joined is not None:  # a rank that nobody grants steps would be waited for for ever
-            joined.leave()
+        if joined is not None:
+            self._held.callback(joined.leave)
+            if all(there for _, _, there in everybody):
+                self.turns = joined
+            else:  # a rank that nobody grants steps would be waited for for ever
+                joined.leave()
         if self.sampler is not None:
             self.sampler.begin(self.zero)
 
@@ -341,7 +335,7 @@ class Session:
         mine["system"] = None if self.sampler is None else system.told(self.directory, self.sampler, stretches)
         everybody = self.workers.gather(mine)
         slowest_s, done = max(each["window_s"] for each in everybody), sum(each["samples"] for each in everybody)
-        found = window_totals(everybody, first, done / slowest_s, slowest_s, self._waits, self._waited_s)
+        found = window_totals(everybody, first, done / slowest_s, slowest_s, (self._waits, self._waited_s))
         return found | system.totals([each["system"] for each in everybody], samples=done)
 
     def finish(self, totals: Mapping[str, Any]) -> None:

@@ -35,15 +35,12 @@ _EVALUATION = -4
 _SAVED, _WAITED, _EVAL = -5, -6, -7
 MOST_TURNS = 100
 """After so many turns of told loops without any update each turn is a step."""
-
-
 _TURN = np.dtype(
     [*((name, int) for name in ("begin", "end", "samples", "loop", "step")), ("trains", bool), ("updates", bool)]
 )
-"""A turn of a loop: events `begin` to `end`, its samples, which of the loops and of the steps it is of, and whether it
-trains and updates."""
 Turns = Any
-"""Turns in their order: an np.recarray of _TURN."""
+"""Turns in their order, an np.recarray of _TURN: events `begin` to `end`, samples, loop and step that it is of, and
+whether it trains and updates."""
 
 
 @dataclass(kw_only=True)
@@ -107,8 +104,8 @@ class NotedSteps:
 def steps_of(events: Events, *, batch: int | None = None, waits_seen: bool = False, told: bool = False) -> NotedSteps:
     """Return the steps that one rank has made, from when all of them is seen.
 
-    `batch`: samples of each; None: counted. `waits_seen`: a step without a wait for
-    other ranks had none. `told`: the script tells of its loops.
+    `batch`: samples of each; None: counted. `waits_seen`: a step without a wait for other ranks had none. `told`: the
+    script tells of its loops.
     """
     opened = events.places("opened")
     begin = int(opened[0]) if len(opened) else len(events.kind)
@@ -326,14 +323,7 @@ def _asides(
 
 
 def _made(
-    events: Events,
-    turns: Turns,
-    by: str,
-    *,
-    looped: bool,
-    batch: int | None,
-    waits_seen: bool,
-    told: bool = False,
+    events: Events, turns: Turns, by: str, *, looped: bool, batch: int | None, waits_seen: bool, told: bool = False
 ) -> NotedSteps:
     label = _labels(events)
     firsts = np.flatnonzero(np.diff(turns.step, prepend=-1))  # turns with which steps begin
@@ -400,10 +390,8 @@ def _samples(
         calls = calls[events.number[calls] % 4 == 3]
         counts = events.number[calls] // 4
         # an optimizer that looks at one batch several times calls the model in its step, as LBFGS does
-        closures = events.inside("update", "updated")[calls]
-        again = closures & np.concatenate([[False], closures[:-1]]) if len(calls) else closures
-        updates = np.searchsorted(events.places("update"), calls)
-        again &= np.concatenate([[False], np.diff(updates) == 0]) if len(calls) else again
+        closures, updates = events.inside("update", "updated")[calls], np.searchsorted(events.places("update"), calls)
+        again = closures & np.append(False, closures)[:-1] & (np.diff(updates, prepend=-1) == 0)
         own = np.zeros(len(events.kind) + 1)
         own[calls] = np.where(again, 0, counts)
         found = _sums(own, begins, ends).round().astype(int)
@@ -427,16 +415,13 @@ def _epoch_steps(events: Events, turns: Turns) -> int | None:
 def _calls(events: Events, begins: np.ndarray, ends: np.ndarray) -> tuple[dict[str, Any] | None, int]:
     """Return the script's own averaging calls in a step, by number and size, and the most bytes between two updates."""
     places = events.places("sync", "called")
-    own = np.array([CALLS[number % PLACES] in AVERAGING for number in events.number[places]], dtype=bool)
-    places = places[own] if len(places) else places
+    places = places[np.isin(events.number[places] % PLACES, [CALLS.index(name) for name in AVERAGING])]
     pairs = (("backward", "backwarded"), ("update", "updated"), ("forward", "forwarded"))
     hidden = np.any([events.inside(*each) for each in pairs], axis=0)
-    averaged = 0
-    if len(places):
-        size = events.number[places] // PLACES
-        size = np.where(events.number[places] % PLACES == CALLS.index("synchronize"), UNKNOWN_SIZE, size)
-        between = np.searchsorted(events.places("updated", "changed", "backwarded"), places)
-        averaged = int(np.bincount(between, weights=size).max())
+    size = events.number[places] // PLACES
+    size = np.where(events.number[places] % PLACES == CALLS.index("synchronize"), UNKNOWN_SIZE, size)
+    between = np.searchsorted(events.places("updated", "changed", "backwarded"), places)
+    averaged = int(np.bincount(between, weights=size).max(initial=0))
     step = np.searchsorted(ends, places)
     within = (step < len(ends)) & ~hidden[places]
     within &= places >= begins[np.minimum(step, len(begins) - 1)] if len(begins) else within

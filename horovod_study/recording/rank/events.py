@@ -67,19 +67,11 @@ _KEPT = 6144  # so many numbers are kept of a process in which no training was s
 _PART = 3 << 16  # bytes by which a file of events grows: whole events of either width, and whole pages
 _AMPLE = 1 << 28
 """With fewer bytes left on the disk a file is written and not mapped: a store to it could not fail with an error."""
+# mmap.mmap would keep a descriptor and close it: by then its number may be that of a file of the script.
 _LIBC = ctypes.CDLL(None)
 _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
 _LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-
-
-def _map(file: int, offset: int) -> int:
-    """Return the address of a part of a file; 0: its file system cannot.
-
-    mmap.mmap would keep a descriptor and close it: by then its number may be that of a file of the script.
-    """
-    at = _LIBC.mmap(None, _PART, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, file, offset)
-    return 0 if at in (None, ctypes.c_void_p(-1).value) else int(at)
 
 
 def _unmap(at: int) -> None:
@@ -132,9 +124,13 @@ class Log:
             stream.seek(self._size)
             stream.write(room)  # it has its place before anything is stored there: a full disk raises here
             stream.flush()
-            free = os.statvfs(self._path)
-            mapped = _map(stream.fileno(), self._size) if free.f_bavail * free.f_frsize > _AMPLE else 0
-        if mapped:
+            free, mapped = os.statvfs(self._path), None
+            if free.f_bavail * free.f_frsize > _AMPLE:
+                access = mmap.PROT_READ | mmap.PROT_WRITE
+                mapped = _LIBC.mmap(None, _PART, access, mmap.MAP_SHARED, stream.fileno(), self._size)
+        if mapped in (None, ctypes.c_void_p(-1).value):  # its file system cannot
+            mapped = 0
+        else:
             room = (ctypes.c_char * _PART).from_address(mapped)
         before, self._mapped = self._mapped, mapped
         self._room, self._at, self._since = memoryview(room).cast("B").cast("d"), 0, 0
@@ -209,12 +205,12 @@ class DeviceLog(Log):
         super().__init__()
         import torch
 
-        self._torch = torch
+        self._cuda: Any = torch.cuda
         self._ahead: deque[tuple[float, Any, float]] = deque()
         self._free: list[Any] = []
-        self._torch.cuda.synchronize()
+        self._cuda.synchronize()
         self._newest, self._newest_s = self._event(), now()
-        self._torch.cuda.synchronize()
+        self._cuda.synchronize()
         for place in range(0, before._at, 2):
             self._put(before._room[place], before._room[place], before._room[place + 1])
 
@@ -223,12 +219,12 @@ class DeviceLog(Log):
         return array("d")
 
     def _event(self) -> Any:
-        event = self._free.pop() if self._free else self._torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = self._free.pop() if self._free else self._cuda.Event(enable_timing=True)
         event.record()
         return event
 
     def _note(self, kind: int, number: int = 0) -> None:
-        if self._torch.cuda.is_current_stream_capturing():  # a graph would make the event again in each replay
+        if self._cuda.is_current_stream_capturing():  # a graph would make the event again in each replay
             return
         self._ahead.append((now(), self._event(), kind + PLACES * number))
 
@@ -255,7 +251,7 @@ class DeviceLog(Log):
 
     def close(self) -> None:
         """Wait for the device, and write the rest."""
-        self._torch.cuda.synchronize()
+        self._cuda.synchronize()
         self._read()
         super().close()
 
@@ -271,18 +267,14 @@ class Stacks:
     """Where a training is, 20 times a second: what time outside of all laps is spent in.
 
     A sample is named after the innermost frame of the script's own files: by the library that it has called,
-    `gymnasium/step`, or, where it is in no other frame, by itself, `train.py/rollout`.
-
-    Samples the stack of one thread into the file `path` until `stop`: float64 pairs of a moment and a name's number.
-
-    `told(name)` is called with each new name, in the order of their numbers; -1 stands for the time inside laps, when
-    `in_lap()` is true: nobody asks for it, and it takes a while to look.
+    `gymnasium/step`, or, where it is in no other frame, by itself, `train.py/rollout`. The file `path` has float64
+    pairs of a moment and a name's number. `told(name)` is called with each new name, in the order of their numbers; -1
+    stands for the time inside laps, when `in_lap()` is true: nobody asks for it, and it takes a while to look.
     """
 
     def __init__(self, thread: int, path: str, told: Callable[[str], None], in_lap: Callable[[], bool]) -> None:
-        self._thread, self._told, self._in_lap, self._stopped = thread, told, in_lap, False
+        self._thread, self._path, self._told, self._in_lap, self._stopped = thread, path, told, in_lap, False
         self._names: dict[Any, int] = {}
-        self._path = path
         self._over, self._ended = _thread.allocate_lock(), _thread.allocate_lock()  # held until then
         self._over.acquire()
         self._ended.acquire()

@@ -232,10 +232,8 @@ _MULTIPLYING = (nn.Linear, nn.Bilinear, nn.MultiheadAttention, _ConvNd, nn.RNNBa
 class PrecisionObserver:
     """Watches layers that multiply by weights until `stop`, because what these return is what they computed in.
 
-    The type of the parameters does not say it: under autocast parameters in float32 are multiplied in bfloat16.
-
-    Not seen, and therefore of no type: compiled models, whose layers are not called one by one, and layers with a
-    `forward` that is not PyTorch's, because what it returns may be converted.
+    The type of the parameters does not say it: under autocast parameters in float32 are multiplied in bfloat16. Of no
+    type are compiled models, whose layers are not called one by one, and layers with a `forward` that is not PyTorch's.
     """
 
     def __init__(self, model: nn.Module, safe: Callable[[Callable[..., None]], Any] = lambda call: call) -> None:

@@ -100,9 +100,9 @@ class Watcher:
 
     def __init__(self, asked: dict[str, Any]) -> None:
         self._asked = asked
+        self._limit: float = asked.get("steps") or math.inf  # after so many the training is ended
         self.state = "watching"  # -> recording -> over
         self._training = 1  # which of this process
-        self._steps_of: dict[int, int] = {}  # training before it, of those that are kept -> its steps
         self._thread: int | None = None  # that trains
         self._undo: list[Callable[[], None]] = []
         self._data: dict[Any, int] = {}  # what is known again of a data set -> its number
@@ -188,7 +188,7 @@ class Watcher:
 
         @functools.wraps(original)
         def observed(*given: Any, **named: Any) -> Any:
-            if once and (self._in_call or self.state != "recording" or is_compiling()):
+            if once and (is_compiling() or self._in_call or self.state != "recording"):
                 return original(*given, **named)
             self._in_call += once
             entering(*given, *named.values())
@@ -365,15 +365,11 @@ class Watcher:
         if not self._probes or self._unseen > self._looked + 2:
             return
         others = [each for each, before in self._probes if _state(each) != before]
-        if facts.objects(
-            torch.optim.Optimizer
-        ):  # one will step: other tensors, such as inputs that are attacked, are not trained
-            others = [each for each in others if isinstance(each, nn.Parameter)]
-        changed = set(map(id, others))
+        optimizers = facts.objects(torch.optim.Optimizer)
+        # One will step: other tensors, such as inputs that are attacked, are not trained.
+        changed = {id(each) for each in others if isinstance(each, nn.Parameter) or not optimizers}
         if changed or (backward and self._unseen >= 64):  # a step although no parameter was seen to change
-            owners = [
-                each for each in facts.objects(torch.optim.Optimizer) if changed & {id(own) for own in _held_by(each)}
-            ]
+            owners = [each for each in optimizers if changed & set(map(id, _held_by(each)))]
             self._open(owners, changed=changed)
 
     def _notice_change(self) -> None:
@@ -471,19 +467,10 @@ class Watcher:
             self._loop = weakref.ref(iterator, Door(gone, self.give_up))
         self._note(_FETCH, turn)
 
-    def _hook_mode(self) -> None:
+    def _before_mode(self, module: nn.Module, mode: bool = True) -> None:
         """See that a model is put into eval mode: what generates may call parts of it alone."""
-        original = nn.Module.train
-        noted = Door(lambda: self._note_aside(_EVAL), self.give_up)
-
-        @functools.wraps(original)
-        def train(own: Any, mode: bool = True) -> Any:
-            if not mode and own.training and not is_compiling() and any(own is each for each in self._models):
-                noted()
-            return original(own, mode)
-
-        setattr(nn.Module, "train", train)  # noqa: B010
-        self._undo.append(lambda: setattr(nn.Module, "train", original))
+        if not mode and module.training and any(each is own for each in module.modules() for own in self._models):
+            self._note_aside(_EVAL)
 
     def _after_fetch(self, iterator: Any, batch: Any) -> None:
         size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
@@ -524,23 +511,22 @@ class Watcher:
             self._samples += samples
         return samples
 
+    def _samples_given(self, module: nn.Module, given: list[Any]) -> int:
+        """Return the samples that the model is called with; a vector with the features of a layer of it is one."""
+        first = next((each for each in given if isinstance(each, torch.Tensor)), None)
+        if first is not None and first.ndim == 1 and first.is_floating_point():
+            if len(first) not in self._vectors:
+                self._vectors[len(first)] = len(first) in {getattr(each, "in_features", 0) for each in module.modules()}
+            if self._vectors[len(first)]:
+                return 1
+        return facts.samples_of(given, second=self._second)
+
     def _after_forward(self, *_: Any) -> None:
         if self._in_backward or self._fetching or not self._in_forward or self._thread != get_ident():
             return
         self._in_forward -= 1
         if not self._in_forward:
             self._note(_FORWARDED)
-
-    def _samples_given(self, module: nn.Module, given: list[Any]) -> int:
-        """Return the samples that the model is called with; a vector with the features of a layer of it is one."""
-        first = next((each for each in given if isinstance(each, torch.Tensor)), None)
-        if first is not None and first.ndim == 1 and first.is_floating_point():
-            if len(first) not in self._vectors:
-                features = {getattr(each, "in_features", 0) for each in module.modules()}
-                self._vectors[len(first)] = len(first) in features
-            if self._vectors[len(first)]:
-                return 1
-        return facts.samples_of(given, second=self._second)
 
     def _before_layer(self, _: nn.Module, given: tuple[Any, ...]) -> None:
         """Find out, in the first steps, which dimension of what the model is given is the second of this layer."""
@@ -622,7 +608,6 @@ class Watcher:
 
         `changed`: ids of parameters that are others than before, where no update was seen.
         """
-        by_update = changed is None
         own = ("horovod_study.recording.session", "horovod_study.recording.recorder", "horovod_study.train")
         if self._training == 1 and not self._told and any(each in sys.modules for each in own):
             self._report("seen", "own recorder")
@@ -631,14 +616,13 @@ class Watcher:
             self.state = "over"
         if self.state == "over":
             return
-        if by_update:
+        there = [] if self._told else facts.objects((nn.Module, torch.optim.Optimizer))  # which takes a while
+        if changed is None:
             self._optimizers = {id(each): each for each in stepped}
             self._first = stepped[0]
             self._places[id(self._first)] = 0
-        there = [] if self._told else facts.objects((nn.Module, torch.optim.Optimizer))  # which takes a while
-        if by_update:
             self._alive = weakref.WeakSet(each for each in there if issubclass(type(each), torch.optim.Optimizer))
-        stepped = list({id(each): each for each in stepped}.values())
+        stepped = list(dict.fromkeys(stepped))
         groups = [each for one in stepped for each in one.param_groups]
         parameters = [each for one in stepped for each in _held_by(one)]
         self._parameters = {id(each) for each in parameters}
@@ -673,7 +657,7 @@ class Watcher:
         for model in self._models if self._timed and self._asked.get("forward", True) else ():
             self._hook(model)
         if self._timed:
-            self._hook_mode()
+            self._around(nn.Module, "train", self._before_mode, once=True)
         for layer in filter(None, map(facts.time_first, self._models)):
             self._early.append(layer.register_forward_pre_hook(Door(self._before_layer, self.give_up)).remove)
         self._precision = facts.PrecisionObserver(nn.ModuleList(self._models), lambda call: Door(call, self.give_up))
@@ -725,18 +709,7 @@ class Watcher:
         begun = self._log.take()
         self._end()
         self._restore()
-        self._steps_of[self._training] = self.made
-        drops = len(self._steps_of) == self._asked.get("trainings", 8)
-        if drops:
-            # Of many, such as trials before the training, the long ones are kept.
-            shortest = min(self._steps_of, key=lambda number: self._steps_of[number])
-            del self._steps_of[shortest]
-            for ending in ("facts", "events", "stacks", "losses"):
-                with suppress(OSError):
-                    os.unlink(self._path(ending, shortest))
         self._training += 1
-        if drops:
-            self._report("more", True)
         self._begin()
         self._log.give(begun)
         self.state = "watching"
@@ -761,16 +734,14 @@ class Watcher:
                     self._hook(module)
         if self._turns is not None and self.made >= self._turns.until:
             self._wait_for_turn()
-        limit = self._asked.get("steps") or math.inf
-        if self.state == "recording" and self._turns is None and self.made >= limit:
+        if self.state == "recording" and self._turns is None and self.made >= self._limit:
             self._log.write()
             raise SystemExit
         self._settle_due()
 
     def _settle_due(self) -> None:
-        granted = math.inf if self._turns is None else self._turns.until
-        limit = math.inf if self._turns is not None else self._asked.get("steps") or math.inf
-        self._due = min(granted, limit, _FEW_STEPS if self.made < _FEW_STEPS else math.inf)
+        limit = self._limit if self._turns is None else self._turns.until
+        self._due = min(limit, _FEW_STEPS if self.made < _FEW_STEPS else math.inf)
 
     def _wait_for_turn(self) -> None:
         assert self._turns is not None
@@ -792,9 +763,8 @@ class Watcher:
 
     # ------------------------------------------------------------------------------------------------ what is told
 
-    def _path(self, ending: str, number: int | None = None) -> str:
-        name = f"{os.uname().nodename}-{os.getpid()}-{number or self._training}.{ending}"
-        return os.path.join(self._asked["meeting"], name)
+    def _path(self, ending: str) -> str:
+        return os.path.join(self._asked["meeting"], f"{os.uname().nodename}-{os.getpid()}-{self._training}.{ending}")
 
     def _report(self, what: str, value: Any) -> None:
         """Leave a line of JSON for the parent."""
@@ -880,12 +850,9 @@ def _state(tensor: torch.Tensor, *, on_gpu: bool = True) -> tuple[int, Any]:
 
     `on_gpu`: read them from a GPU, too, which waits for it.
     """
-    values = None
-    if type(tensor) in (torch.Tensor, nn.Parameter) and (
-        on_gpu or not tensor.is_cuda
-    ):  # and not one that only stands for it, as compilers have
-        values = tensor.detach().reshape(-1)[:8].tolist()
-    return tensor._version, values
+    # not of one that only stands for it, as compilers have
+    read = type(tensor) in (torch.Tensor, nn.Parameter) and (on_gpu or not tensor.is_cuda)
+    return tensor._version, tensor.detach().reshape(-1)[:8].tolist() if read else None
 
 
 def _remove(handle: Any, parameter: torch.Tensor) -> None:
