@@ -400,7 +400,6 @@ def test_stopped_cell_with_a_checkpoint_is_resumed_and_one_without_starts_anew(t
 
     assert 0 == result.exit_code
     assert sorted([f"{plain.key} resumed", wrapped.key]) == sorted(starts(tmp_path)[3:])
-    assert "  resumed from a checkpoint: serial, 1 worker, repeat 1\n" in output
     assert before == (tmp_path / "tiny" / plain.key / "output-1.log").read_text(), "nothing is overwritten"
     assert "--resume" in log.read_text() and "--out" in ledger.log_path(tmp_path / "tiny", wrapped).read_text()
     assert not (tmp_path / "tiny" / ".attempts" / f"{plain.key}-1").exists()
@@ -504,11 +503,10 @@ def test_a_restart_that_a_signal_ends_keeps_its_checkpoint(tmp_path, moment, end
     run(study, tmp_path, {"*": f"{moment} {end}"})
     assert checkpoint.exists()
 
-    result, output = run(study, tmp_path)
+    result, _output = run(study, tmp_path)
 
     assert ["done"] == states(result)
     assert f"{cell.key} resumed" == (tmp_path / "tiny" / "starts.txt").read_text().splitlines()[-1]
-    assert "resumed from a checkpoint" in output
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

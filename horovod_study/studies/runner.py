@@ -266,7 +266,7 @@ class _Runner:
         for line in (*(plan.lines() if table else [ledger.summary()]), *shared):
             show(console, line)
         if here:
-            self._report(ledger, here, Estimate(past))
+            self._report(here, Estimate(past))
         return plan, here, there
 
     def _place(self, cell: Cell) -> Site:
@@ -295,7 +295,7 @@ class _Runner:
             told = [f"warning: up to {text}: their times measure how {what}s are shared, and the records say so"]
         return told
 
-    def _report(self, ledger: Ledger, here: Sequence[Cell], estimate: Estimate) -> None:
+    def _report(self, here: Sequence[Cell], estimate: Estimate) -> None:
         """Say what is to be run from here, in its order."""
         console, directory = self._console, self._directory
         if not self._sweep.part:
@@ -304,10 +304,6 @@ class _Runner:
             names = [cell.label for cell in block]
             more = f"; and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             show(console, f"  repeat {repeat + 1}: {'; '.join(names[:_NAMED])}{more}")
-        todo = {cell.key for cell in here}
-        resumed = [entry.name for entry in ledger.entries if entry.key in todo and ledgers.can_resume(entry, directory)]
-        if resumed and not self._sweep.equal_steps:
-            show(console, f"  resumed from a checkpoint: {'; '.join(resumed)}")
         where = f"records in {directory}, output in {directory / 'logs'}"
         show(console, f"{len(here)} to run, {estimate.left(here)}; {where}")
 
