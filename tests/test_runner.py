@@ -503,7 +503,7 @@ def test_a_restart_that_a_signal_ends_keeps_its_checkpoint(tmp_path, moment, end
     run(study, tmp_path, {"*": f"{moment} {end}"})
     assert checkpoint.exists()
 
-    result, _output = run(study, tmp_path)
+    result, _ = run(study, tmp_path)
 
     assert ["done"] == states(result)
     assert f"{cell.key} resumed" == (tmp_path / "tiny" / "starts.txt").read_text().splitlines()[-1]
