@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import groupby
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -58,7 +57,6 @@ _OTHERS = "another runner took it over, because nothing was heard from this one"
 _CHECK_S = 10.0  # how soon it is noticed that somebody else has taken the claim over
 _WAKE_S = 0.25  # how soon Ctrl-C is noticed
 _ANSWER_S = 30.0  # beyond the grace: how long `cancel` waits for whoever runs the cell
-_NAMED = 24  # cells of a block that are named before it is run
 _HOST = "host-"  # claims of those who run cells on a host, so that no two do
 _Ended = Generator[attempts.RankRun, Any, tuple[str, str, float]]  # state, reason and seconds
 
@@ -265,8 +263,11 @@ class _Runner:
         attempts.require_launchers(here, options.launch, self._sites)
         for line in (*(plan.lines() if table else [ledger.summary()]), *shared):
             show(console, line)
+        if here and not self._sweep.part:
+            show(console, f"order: one block per repeat, each shuffled with seed {self._sweep.seed}")
         if here:
-            self._report(here, Estimate(past))
+            where = f"records in {self._directory}, output in {self._directory / 'logs'}"
+            show(console, f"{len(here)} to run, {Estimate(past).left(here)}; {where}")
         return plan, here, there
 
     def _place(self, cell: Cell) -> Site:
@@ -294,18 +295,6 @@ class _Runner:
                 )
             told = [f"warning: up to {text}: their times measure how {what}s are shared, and the records say so"]
         return told
-
-    def _report(self, here: Sequence[Cell], estimate: Estimate) -> None:
-        """Say what is to be run from here, in its order."""
-        console, directory = self._console, self._directory
-        if not self._sweep.part:
-            show(console, f"order: one block per repeat, each shuffled with seed {self._sweep.seed}")
-        for repeat, block in groupby(here, key=lambda cell: cell.config.repeat):
-            names = [cell.label for cell in block]
-            more = f"; and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            show(console, f"  repeat {repeat + 1}: {'; '.join(names[:_NAMED])}{more}")
-        where = f"records in {directory}, output in {directory / 'logs'}"
-        show(console, f"{len(here)} to run, {estimate.left(here)}; {where}")
 
     def _ask_first(self, plan: Plan) -> None:
         """Ask before what exceeds the budget, or takes long without one; without a terminal that is refused."""
