@@ -166,7 +166,6 @@ def test_the_plan_as_it_is_read(golden: Golden) -> None:
         runtimes=("horovod/nccl", "ddp/nccl"),
         varied={"batch": (75, 1024)},
         budget={"gpu_hours": 5},
-        left_out=("ddp/mpi",),
         repeats=3,
     )
     golden(
@@ -182,8 +181,6 @@ def test_the_plan_as_it_is_read(golden: Golden) -> None:
         "  1                       1/6           1/6       1/6",
         "  2                                     1/6       1/6",
         "  10 on 2 nodes (8+2)                   1/6       1/6",
-        "varied: batch 75, 1024",
-        "ddp/mpi",
         "3 jobs",
         "1 worker",
         "1 node              15",
@@ -216,33 +213,6 @@ def test_the_plan_of_this_machine(golden: Golden) -> None:
         "1 min 22 s",
     )
     assert plan_of(study, done=6).lines()[-2:] == ["", "nothing to do"]
-
-
-def test_what_is_varied_is_said_where_it_matters(golden: Golden) -> None:
-    study = make_study(
-        LOCAL,
-        workers=(2,),
-        runtimes=("horovod/mpi", "ddp/gloo"),
-        varied={"cycle_time_ms": (None, 0.5), "compile": (False,), "lr": tuple(n * 1e-4 for n in range(1, 12))},
-    )
-    varied = next(line for line in plan_of(study).lines() if line.startswith("varied"))
-
-    golden(
-        varied,
-        "cycle_time_ms",
-        "0.5",
-        "0.0001",
-        "0.0002",
-        "0.0003",
-        "0.0004",
-        "0.0005",
-        "0.0006",
-        "0.0007",
-        "0.0008",
-        "11 values",
-    )
-    strong = make_study(LOCAL, workers=(1, 2, 4), varied={"global_batch": (64, 128)})
-    golden(plan_of(strong).lines(), "64", "128")
 
 
 @pytest.mark.slow

@@ -92,13 +92,10 @@ def test_every_cell_runs_once_in_the_order_of_the_blocks(tmp_path):
     lines = re.sub(r", \d+ s(;|$)", r", S s\1", output, flags=re.M).splitlines()
     lines = [re.sub(r"about .* left( \(a guess\))?", "T left", line) for line in lines]
     names = [[cell.name for cell in block] for block in slurm.blocks(study.cells(), study.seed)]
-    short = [[name.rpartition(", ")[0] for name in block] for block in names]
     rates = [f"{'2,000' if '2 workers' in name else '1,000'} samples/s, S s" for name in names[0] + names[1]]
     assert [
         "study tiny: 0 of 6 cells done (6 missing)",
         "order: one block per repeat, each shuffled with seed 1",
-        f"  repeat 1: {'; '.join(short[0])}",
-        f"  repeat 2: {'; '.join(short[1])}",
         "6 to run, T left; records in RUNS/tiny, output in RUNS/tiny/logs",
         *[
             f"[{number}/6] done {name}: {rate}" + ("; T left" if number < 6 else "")
@@ -400,7 +397,6 @@ def test_stopped_cell_with_a_checkpoint_is_resumed_and_one_without_starts_anew(t
 
     assert 0 == result.exit_code
     assert sorted([f"{plain.key} resumed", wrapped.key]) == sorted(starts(tmp_path)[3:])
-    assert "  resumed from a checkpoint: serial, 1 worker, repeat 1\n" in output
     assert before == (tmp_path / "tiny" / plain.key / "output-1.log").read_text(), "nothing is overwritten"
     assert "--resume" in log.read_text() and "--out" in ledger.log_path(tmp_path / "tiny", wrapped).read_text()
     assert not (tmp_path / "tiny" / ".attempts" / f"{plain.key}-1").exists()
@@ -504,11 +500,10 @@ def test_a_restart_that_a_signal_ends_keeps_its_checkpoint(tmp_path, moment, end
     run(study, tmp_path, {"*": f"{moment} {end}"})
     assert checkpoint.exists()
 
-    result, output = run(study, tmp_path)
+    result, _ = run(study, tmp_path)
 
     assert ["done"] == states(result)
     assert f"{cell.key} resumed" == (tmp_path / "tiny" / "starts.txt").read_text().splitlines()[-1]
-    assert "resumed from a checkpoint" in output
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -430,17 +430,6 @@ def test_a_failed_trial_has_a_reason_and_the_search_goes_on(tmp_path: Path, caps
     golden.line("\n".join(result_lines(result.document)), "failed: trial 0", log)
 
 
-@pytest.mark.slow
-def test_a_search_in_which_all_fails_is_broken_off(tmp_path: Path, capsys) -> None:
-    result = search(tmp_path, {"*": "fails no such data set"}, trials=30, jobs=2)
-
-    assert searching.HOPELESS <= states(result).count("failed") <= searching.HOPELESS + 1
-    assert (result.exit_code, result.document["best"]) == (1, None)
-    said = capsys.readouterr().err
-    assert re.search(r"broken off: \d trials have failed and none has ended well; .*no such data set", said)
-    assert not (tmp_path / "runs/tiny/best.yaml").exists()
-
-
 # ---------------------------------------------------------------------------------- several commands, killed commands
 
 DRIVER = """

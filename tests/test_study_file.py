@@ -398,40 +398,6 @@ def test_a_wrong_zip(tmp_path: Path, new: str, golden: Golden) -> None:
         load_study(write(tmp_path, GOOD.replace("workers: [1, 2],", f"zip: {new},")))
 
 
-def test_backends_are_crossed_with_transports(tmp_path: Path) -> None:
-    text = GOOD.replace("runtime: [horovod/mpi, horovod/gloo]", "backend: [horovod, ddp, mpi], transport: [mpi, gloo]")
-    study = load_study(write(tmp_path, text))
-
-    assert study.runtimes == ("horovod/mpi", "horovod/gloo", "ddp/gloo", "ddp/mpi", "mpi/mpi")
-    assert study.left_out == ("mpi/gloo",)
-    alone = load_study(write(tmp_path, text.replace("[horovod, ddp, mpi], transport: [mpi, gloo]", "[serial, ps]")))
-    assert alone.runtimes == ("serial", "ps/mpi")
-
-
-@pytest.mark.parametrize(
-    ("new", "message"),
-    [
-        ("backend: [ps], transport: gloo", "backend ps does not work over gloo; give transport too: ps/mpi"),
-        (
-            "backend: [horovod, mpi], transport: gloo",
-            "backend mpi does not work over gloo; give transport too: mpi/mpi",
-        ),
-        ("backend: mpi, transport: [mpi, nccl]", "transport nccl goes with none of the backends mpi; leave it out, or"),
-        ("backend: horovod", "backend horovod has several transports; give transport too: horovod/mpi, horovod/gloo"),
-        ("backend: serial, transport: none", "transport is 'none'; allowed: nccl, mpi, gloo"),
-        ("transport: mpi", "transport is given without backend; give both, or runtime"),
-        (
-            "backend: hvd, transport: mpi",
-            r"backend is 'hvd' \(did you mean 'horovod'\?\); allowed: serial, horovod",
-        ),
-        ("runtime: serial, backend: ddp", "runtime and backend are both given; a runtime is a backend with its"),
-    ],
-)
-def test_pairs_that_do_not_exist(tmp_path: Path, new: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load_study(write(tmp_path, GOOD.replace("runtime: [horovod/mpi, horovod/gloo]", new)))
-
-
 def test_a_budget(tmp_path: Path, golden: Golden) -> None:
     found = load_study(write(tmp_path, GOOD + "budget: {gpu_hours: 20, hours: 1.5}")).budget
 

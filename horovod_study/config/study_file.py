@@ -16,7 +16,7 @@ from horovod_study.config.doors import Flag, Form, Number, Text, Whole, above, a
 from horovod_study.config.partitions import HostName, Line
 from horovod_study.config.roles import Option
 from horovod_study.config.workload import Workload
-from horovod_study.runtimes import BACKENDS, PLACEMENTS, RUNTIMES, TRANSPORTS
+from horovod_study.runtimes import PLACEMENTS, RUNTIMES
 
 MAX_WORKERS = 100_000
 
@@ -100,7 +100,6 @@ def sweep_form(workload: Workload) -> Any:
         **{name: workload.options[name].form for name in workload.sweepable},
     }
     zipped = keyed("zip", {name: _list(form) for name, form in forms.items()})
-    forms |= {"backend": Annotated[Text, one_of(BACKENDS)], "transport": Annotated[Text, one_of(TRANSPORTS[1:])]}
     own = {"workers": Annotated[tuple[_Count, ...] | None, cores], "zip": one_or_more(zipped) | None}
     return keyed("sweep", {name: one_or_more(form) for name, form in forms.items()} | own)
 

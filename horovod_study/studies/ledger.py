@@ -485,13 +485,6 @@ def goes_on(record: RunRecord, directory: Path) -> bool:
     return (killed or record.status in ("running", "stopped")) and bool(checkpoint_paths(directory))
 
 
-def can_resume(entry: Entry, directory: Path) -> bool:
-    """Return whether the cell goes on from a checkpoint instead of starting again."""
-    path, killed = directory / entry.key, entry.state == "failed" and told_to_end(entry.reason, None, begun=False)
-    ended = killed or entry.state not in ("done", "running", "queued", "failed")
-    return entry.recorded and ended and goes_on(read_run(path), path)
-
-
 def keep_log(directory: Path, cell: Cell) -> None:
     """Move the log of the attempt before into the run directory, where a cell is about to be resumed."""
     log, current = log_path(directory, cell), directory / cell.key

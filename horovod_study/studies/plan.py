@@ -38,7 +38,6 @@ from horovod_study.cluster.launch import Starting, common_site, launch_line
 from horovod_study.cluster.remote import run_on
 from horovod_study.cluster.slurm import JOBS, Allocation, Ask, Job, JobBook, allocate, ask, blocks
 from horovod_study.config.partitions import Host, Partition
-from horovod_study.config.roles import Role, plain
 from horovod_study.config.run import Cell, Placement
 from horovod_study.errors import RecordError, StudyError, refuse
 from horovod_study.files import PART, write_file, writing
@@ -138,7 +137,6 @@ def rough_s(cell: Cell) -> float | None:
 
 
 _MOST_ROWS = 40  # of a table; the rest is counted
-_MOST_VALUES = 8  # of an option
 _SCHEDULERS = {"local": "here", "ssh": "over ssh", "slurm": "by Slurm"}
 _UNITS = {"gpu_hours": "GPU hours", "core_hours": "core hours", "hours": "hours"}
 
@@ -164,7 +162,6 @@ class Plan:
         lines = [self.ledger.summary()]
         for name, partition in sweep.partitions.items():
             lines += ["", *self._table(name, partition)]
-        lines += ["", _varied(sweep)] if sweep.varied else []
         blocks, alone = alternating(sweep, self.cells)
         lines += [""] if blocks or alone else []
         if blocks:
@@ -174,8 +171,6 @@ class Plan:
             lines.append(f"in turns: {many} of {each} cells that are started together and alternate")
         for reason, count in Counter(alone.values()).most_common():
             lines.append(f"alone: {plural(count, 'cell')}: {reason}")
-        if sweep.left_out:
-            lines.append(f"left out, because there is no such pair: {', '.join(sweep.left_out)}")
         if not self.cells:
             return [*lines, "", "nothing to do"]
         return [*lines, *(["", *self._jobs()] if self.allocations else []), "", *self._totals()]
@@ -325,25 +320,6 @@ def _place(placement: Placement) -> str:
     if placement.nodes > 4:  # such as 8x100+2
         counts = list(Counter(placement.per_node).items())
     return f"{text} ({'+'.join(f'{count}x{times}' if times > 1 else str(count) for count, times in counts)})"
-
-
-def _varied(sweep: StudyCells) -> str:
-    """Return what is varied beside runtimes and placements."""
-    values = {name: dict[str, None]() for name in sweep.varied}
-    strong = sweep.scaling == "strong"
-    for cell in (each for each in sweep.cells if each.config.repeat == 0):
-        for name, found in values.items():
-            option = cell.config.workload.options[name]
-            if name == "batch" and strong:
-                found.setdefault(str(cell.config.batch * cell.placement.workers))
-            elif option.matters(cell.runtime) and not (cell.runtime == "serial" and option.roles & Role.SEVERAL):
-                found.setdefault(plain(getattr(cell.config, name)))
-    texts = []
-    for name, found in values.items():
-        more = f", ... ({len(found)} values)" if len(found) > _MOST_VALUES else ""
-        named = "batch of all workers together" if name == "batch" and strong else name
-        texts.append(f"{named} {', '.join([*found][:_MOST_VALUES])}{more}")
-    return f"varied: {'; '.join(texts)}"
 
 
 def _hours(value: float) -> str:

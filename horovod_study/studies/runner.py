@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import groupby
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -58,7 +57,6 @@ _OTHERS = "another runner took it over, because nothing was heard from this one"
 _CHECK_S = 10.0  # how soon it is noticed that somebody else has taken the claim over
 _WAKE_S = 0.25  # how soon Ctrl-C is noticed
 _ANSWER_S = 30.0  # beyond the grace: how long `cancel` waits for whoever runs the cell
-_NAMED = 24  # cells of a block that are named before it is run
 _HOST = "host-"  # claims of those who run cells on a host, so that no two do
 _Ended = Generator[attempts.RankRun, Any, tuple[str, str, float]]  # state, reason and seconds
 
@@ -265,8 +263,11 @@ class _Runner:
         attempts.require_launchers(here, options.launch, self._sites)
         for line in (*(plan.lines() if table else [ledger.summary()]), *shared):
             show(console, line)
+        if here and not self._sweep.part:
+            show(console, f"order: one block per repeat, each shuffled with seed {self._sweep.seed}")
         if here:
-            self._report(ledger, here, Estimate(past))
+            where = f"records in {self._directory}, output in {self._directory / 'logs'}"
+            show(console, f"{len(here)} to run, {Estimate(past).left(here)}; {where}")
         return plan, here, there
 
     def _place(self, cell: Cell) -> Site:
@@ -294,22 +295,6 @@ class _Runner:
                 )
             told = [f"warning: up to {text}: their times measure how {what}s are shared, and the records say so"]
         return told
-
-    def _report(self, ledger: Ledger, here: Sequence[Cell], estimate: Estimate) -> None:
-        """Say what is to be run from here, in its order."""
-        console, directory = self._console, self._directory
-        if not self._sweep.part:
-            show(console, f"order: one block per repeat, each shuffled with seed {self._sweep.seed}")
-        for repeat, block in groupby(here, key=lambda cell: cell.config.repeat):
-            names = [cell.label for cell in block]
-            more = f"; and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            show(console, f"  repeat {repeat + 1}: {'; '.join(names[:_NAMED])}{more}")
-        todo = {cell.key for cell in here}
-        resumed = [entry.name for entry in ledger.entries if entry.key in todo and ledgers.can_resume(entry, directory)]
-        if resumed and not self._sweep.equal_steps:
-            show(console, f"  resumed from a checkpoint: {'; '.join(resumed)}")
-        where = f"records in {directory}, output in {directory / 'logs'}"
-        show(console, f"{len(here)} to run, {estimate.left(here)}; {where}")
 
     def _ask_first(self, plan: Plan) -> None:
         """Ask before what exceeds the budget, or takes long without one; without a terminal that is refused."""
@@ -646,10 +631,10 @@ STEPS = 5
 def smoke_test(cells: Sequence[Cell], sites: Mapping[Placement, Site], grid: Grid) -> None:
     """Train two workers for a few steps over each runtime of `cells` that has several, where they will run.
 
-    Nothing is done for what has passed before. StudyError: they cannot; what `doctor` finds is printed first.
+    Nothing is done for what has passed before. StudyError: they cannot.
     """
     folder, console, stop = grid.directory / _SMOKE, grid.console, grid.stop
-    _refuse_unreachable(cells, sites, grid)
+    _refuse_unreachable(cells, sites)
     with writing(folder, "choose another folder with --runs", error=StudyError), suppress(KeyboardInterrupt):
         for cell, site in small_cells(cells, sites):
             foreign, names = cell.config.workload.starts_ranks, [host.name for host in site.hosts] or ["this machine"]
@@ -673,16 +658,14 @@ def smoke_test(cells: Sequence[Cell], sites: Mapping[Placement, Site], grid: Gri
             # A command of which no step is seen cannot be ended after some: that it does not fail so soon is enough.
             slow = foreign and ended.state == attempts.TIMED_OUT
             if not ended.done and not slow:
-                if site.hosts or not foreign:  # else it has said itself what is wrong
-                    _diagnose(site.hosts, cell, grid)
                 reason = f"{ended.reason} ({ended.said})" if ended.state == attempts.TIMED_OUT else ended.reason
-                told = f"smoke test of {told} failed: {reason}; see {ended.log}, fix it, or start without this test "
-                raise StudyError(f"{told}(--no-smoke)")
+                told = f"smoke test of {told} failed: {reason}; see {ended.log} and `horovod-study doctor`, "
+                raise StudyError(f"{told}or start without this test (--no-smoke)")
             show(console, f"  {'no failure in' if slow else 'passed after'} {duration(ended.seconds)}")
             passed.touch()
 
 
-def _refuse_unreachable(cells: Sequence[Cell], sites: Mapping[Placement, Site], grid: Grid) -> None:
+def _refuse_unreachable(cells: Sequence[Cell], sites: Mapping[Placement, Site]) -> None:
     """Raise a StudyError when a host does not answer, also one that answered yesterday; launchers take long to say."""
     used = [site for cell in cells if not (site := sites[cell.placement]).allocation]
     hosts = {host.name: host for site in used for host in site.hosts}
@@ -691,9 +674,8 @@ def _refuse_unreachable(cells: Sequence[Cell], sites: Mapping[Placement, Site], 
     with ThreadPoolExecutor(max_workers=min(len(away), 16)) as pool:
         answers = list(pool.map(lambda name: run_on(name, ("true",), timeout_s=15.0), away))
     if lost := [f"{name}: {each.problem}" for name, each in zip(away, answers, strict=True) if each.problem]:
-        _diagnose(tuple(hosts.values()), cells[0], grid)
         told = f"{len(lost)} of {len(hosts)} hosts cannot be used ({'; '.join(lost)}); nothing was started"
-        raise StudyError(f"{told}: fix that, or leave them out (--hosts)")
+        raise StudyError(f"{told}: fix that (`horovod-study doctor --hosts`), or leave them out (--hosts)")
 
 
 def _small_config(config: Configuration) -> Configuration:
@@ -726,16 +708,3 @@ def small_cells(cells: Sequence[Cell], sites: Mapping[Placement, Site]) -> list[
         tried = replace(cell, config=_small_config(cell.config), placement=small, arm="", label="")
         found[case] = (tried, replace(site, hosts=hosts))
     return list(found.values())
-
-
-def _diagnose(hosts: Sequence[Host], cell: Cell, grid: Grid) -> None:
-    """Print what `doctor` finds wrong where a cell goes, with the remedies."""
-    from horovod_study.cluster.doctor import examine  # a long list of imports that a good day does without
-
-    show(grid.console, "looking for the cause (horovod-study doctor):")
-    partition = grid.sweep.partitions.get(cell.placement.partition)
-    found = examine(hosts=hosts, partition=partition, runs=grid.sweep.directory.parent)
-    slurm = partition is not None and partition.scheduler == "slurm"
-    wrong = [each for each in found if each.verdict != "ok" and (slurm or each.area != "Slurm")]
-    for line in [f"{each.verdict}: {each.name}: {each.what}; {each.remedy}" for each in wrong] or ["it found no fault"]:
-        show(grid.console, f"  {line}")

@@ -60,7 +60,6 @@ _NOT_VARIED |= dict.fromkeys(named(OPTIONS, Role.DATA | Role.BUDGET | Role.GUARD
 _NOT_VARIED |= {name: _SAME for name in named(OPTIONS, Role.RATE) if not OPTIONS[name].roles & Role.SWEEPABLE}
 RESULTS = ("test_mse", "g0_rmse_mpa", "a_rmse", "train_mse", "epochs", "samples_per_s")
 MAX_RESTARTS = 3  # how often a trial whose command was killed is taken up again: it may be what kills it
-HOPELESS = 5  # so many failed trials and not one good end the search
 _ENDED = {"COMPLETE": "done", "PRUNED": "pruned", "FAIL": "failed"}
 _LISTED = 10
 _LOOK_S = 5.0  # how soon it is noticed what other commands have done
@@ -261,7 +260,7 @@ class _Search:
         self._search, self._directory, self._stop = search, directory, stop
         self._study, self._claims = _open_study(search, directory), directory / leases.CLAIMS
         self._columns = ("trial", "state", *RESULTS, *search.space, "floor_mse", "seconds", "run", "reason")
-        self._failures, self._looked = 0, -math.inf
+        self._looked = -math.inf
         self._document = self._written()
 
     def run(self, jobs: int, command: str) -> SearchResult:
@@ -271,9 +270,7 @@ class _Search:
         sweep([self._lane() for _ in range(jobs)], self._stop)
         document, stopped = self._written(), self._stop.requested
         document["importance"], document["importance_note"] = importance_of(self._study)
-        document |= {"interrupted": stopped, "broken_off": "" if stopped else self._hopeless()}
-        if document["broken_off"]:
-            say(f"broken off: {document['broken_off']}")
+        document["interrupted"] = stopped
         if elsewhere := document["counts"]["running"]:
             say(f"{plural(elsewhere, 'trial')} still running in other commands on this search")
         if stopped:
@@ -281,15 +278,8 @@ class _Search:
         good = document["best"] is not None and document["ended"] >= self._search.trials
         return SearchResult(document, self._study, exit_code() if stopped else int(not good))
 
-    def _hopeless(self) -> str:
-        """Return why no further trial is worth while, "" while one is."""
-        counts, failed = self._document["counts"], [row for row in self._document["rows"] if row["state"] == "failed"]
-        if self._failures < HOPELESS or counts["done"] + counts["pruned"]:
-            return ""
-        return f"{self._failures} trials have failed and none has ended well; the last one: {failed[-1]['reason']}"
-
     def _lane(self) -> Lane:
-        while not (self._stop.requested or self._hopeless()):
+        while not self._stop.requested:
             if (taken := self._take()) is None:
                 yield None
                 continue
@@ -395,7 +385,6 @@ class _Search:
         for name, value in told.items():
             trial.set_user_attr(name, value)
         self._study.tell(trial, told["test_mse"] if state == TrialState.COMPLETE else None, state=state)
-        self._failures += state == TrialState.FAIL
         self._looked = -math.inf  # there is room for another one
         self._document = self._written()
         ended, what = _ENDED[state.name], told.get("reason") or f"test MSE {told['test_mse']:.3e}"

@@ -30,7 +30,6 @@ from horovod_study.config.workload import Configuration, Workload, find_workload
 from horovod_study.errors import ConfigError, nearest, refuse
 from horovod_study.files import write_file, writing
 from horovod_study.recording.said import said_workers
-from horovod_study.runtimes import RUNTIMES
 from horovod_study.text.progress import say
 from horovod_study.text.words import plural
 
@@ -65,7 +64,6 @@ class Asked:
     turns: bool = False  # the cells of a repeat alternate, where they fit together
     precision: float | None = None  # the half width of each wanted ratio's interval that ends it, relative
     budget: Mapping[str, float] = field(default_factory=dict)  # hours, gpu_hours, core_hours; more is asked about
-    left_out: tuple[str, ...] = ()  # pairs of backend and transport that do not exist
     source: Path | None = None  # the file
     text: str = ""  # that file as it was read
 
@@ -88,7 +86,6 @@ class StudyCells(Asked):
     equal_steps: bool = False  # cells that alternate make as many steps as that of them which makes most, in one go
     least_steps: int = 1  # of a slice, however long they take
     wanted: tuple[tuple[str, str], ...] = ()  # ratios: labels of cell and base
-    varied: tuple[str, ...] = ()  # options in which cells differ
     scaling: str = "weak"  # strong: the batch of all workers together is given
 
     def partition_of(self, cell: Cell) -> Partition:
@@ -317,7 +314,7 @@ def on_hosts(study: StudyConfig, hosts: Sequence[Host]) -> StudyConfig:
 def sweep_of(study: StudyConfig, runs_dir: Path) -> StudyCells:
     """Return the cells of a study, to be run below `runs_dir`, and what is asked of them."""
     told: dict[str, Any] = {each.name: getattr(study, each.name) for each in fields(Asked)}
-    told |= {"varied": study.told(), "wanted": () if study.precision is None else study.wanted()}
+    told["wanted"] = () if study.precision is None else study.wanted()
     directory, cells = runs_dir / study.name, tuple(study.cells())
     return StudyCells(**told, directory=directory, cells=cells, scaling=study.scaling)
 
@@ -355,21 +352,20 @@ def load_study(path: Path) -> StudyConfig:
     aim = file.precision is not None
     usual = workload.usual_runtime
     usual = "ddp/nccl" if usual == "ddp/gloo" and any(each.gpus_per_node for each in found) else usual
-    runtimes, left_out, _ = _crossed(sweep.get("backend", ()), sweep.get("transport", ()))
     # A script that connects its workers may not run without them.
     baselines = (("wrapped",) if workload.version else _BASELINES) if file.baselines is None else file.baselines
     own = {name: getattr(file, name) for name in ("hosts", "precision", "seed", "timeout_s")}
     own |= {name: sweep[name] for name in ("nodes", "workers_per_node") if name in sweep}
     own |= {"targets": tuple(sorted(set(file.targets), reverse=True)), "question": file.question or ""}
     own |= {"budget": dict(file.budget or {}), "repeats": file.repeats or (MOST_LAUNCHES if aim else 3)}
-    own |= {"baselines": baselines, "turns": aim if file.turns is None else file.turns, "left_out": left_out}
+    own |= {"baselines": baselines, "turns": aim if file.turns is None else file.turns}
     rows = [[dict(zip(axis, row, strict=True)) for row in zip(*axis.values(), strict=True)] for axis in axes]
     study = StudyConfig(
         name=run.study,
         run=run,
         workers=_worker_counts(sweep, axes),
         placements=sweep.get("placement", ("fill",)),
-        runtimes=runtimes or sweep.get("runtime", (usual,)),
+        runtimes=sweep.get("runtime", (usual,)),
         varied={name: sweep[name] for name in (*workload.sweepable, "global_batch") if name in sweep},
         zipped=tuple(map(tuple, rows)),
         partitions=partitions,
@@ -396,11 +392,6 @@ def _contradictions(
         told = ", ".join(f"{name} has {len(values)}" for name, values in axis.items()) or "there are none"
         long = "give lists that are equally long, as {workers: [1, 2], batch: [150, 75]}"
         yield len(lengths) != 1 or 0 in lengths, f"sweep: zip: {told}; {long}"
-    apart = [name for name in ("backend", "transport") if name in sweep]
-    of_both = "are both given; a runtime is a backend with its transport"
-    yield apart and "runtime" in names, f"sweep: runtime and {''.join(apart[:1])} {of_both}"
-    yield apart == ["transport"], "sweep: transport is given without backend; give both, or runtime"
-    yield from ((True, f"sweep: {each}") for each in _crossed(sweep.get("backend", ()), sweep.get("transport", ()))[2])
     both, layouts = {"workers", "nodes"} <= {*names}, given.get("placement", ("fill",))
     full = "nodes alone are full ones, and with placement spread they are what the workers are spread over"
     yield both and "spread" not in layouts, f"sweep: workers and nodes are both given; {full}"
@@ -439,31 +430,6 @@ def _contradictions(
     here = f"sweep: workers counts up to the cores of this machine, but the study runs on partition {elsewhere}; "
     counted = given.get("workers") is None and ("workers" in given or "nodes" not in given)
     yield elsewhere and counted, f"{here}give counts such as [1, 2, 4], or nodes"
-
-
-def _crossed(
-    backends: Sequence[str], transports: Sequence[str]
-) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Return the runtimes of backends over transports, pairs that do not exist, and in words what has no pair at all.
-
-    A backend that works over a single transport needs none named.
-    """
-    runtimes, left_out, faults = list[str](), list[str](), list[str]()
-    for backend in backends:
-        own = [each for each in RUNTIMES if each.partition("/")[0] == backend]
-        asked = [f"{backend}/{each}" for each in transports if backend != "serial"]
-        found = own if len(own) == 1 and not asked else [each for each in own if each in asked]
-        runtimes += found
-        left_out += [each for each in asked if each not in own]
-        if not found:
-            wrong = f"does not work over {' or '.join(transports)}" if transports else "has several transports"
-            faults.append(f"backend {backend} {wrong}; give transport too: {', '.join(own)}")
-    for transport in transports:
-        others = [each for each in RUNTIMES if each.endswith(f"/{transport}")]
-        if not set(others) & set(runtimes):
-            none = f"transport {transport} goes with none of the backends {', '.join(backends)}; leave it out"
-            faults.append(f"{none}, or add a backend that has it: {', '.join(others)}")
-    return tuple(dict.fromkeys(runtimes)), tuple(left_out), tuple(faults)
 
 
 def _worker_counts(sweep: Mapping[str, Any], axes: Iterable[Mapping[str, Any]]) -> tuple[int, ...]:
