@@ -10,9 +10,9 @@ from make.wording import Golden
 from horovod_study.comm.base import SerialBackend
 from horovod_study.comm.launch import Launch
 from horovod_study.strain import dataset
-from horovod_study.strain.evaluation import compared_to_floor, evaluate, is_below_floor
 from horovod_study.strain.model import StressCNN
 from horovod_study.strain.options import StrainConfig
+from horovod_study.strain.trainer import compared_to_floor, evaluate, is_below_floor
 
 BACKEND = SerialBackend(StrainConfig(), Launch(rank=0, workers=1, launcher="none", backend="serial"))
 

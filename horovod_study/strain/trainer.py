@@ -1,11 +1,12 @@
-"""The training that is measured: what is trained, the step, the loop. Read top to bottom; the session surrounds it.
+"""The training that is measured: what is trained, its record, the step, the loop. Read top to bottom.
 
+`recording.session` surrounds it: the run directory, rows of steps, turns, the sampler of the host.
 Letters: B curves per worker and step, C = 3 channels, L = 201 points, P = 2 targets.
 """
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,7 @@ from torch import nn
 from horovod_study import records
 from horovod_study.comm import Backend, Launch, fail_together, gpus, open_backend, require_parity, traffic
 from horovod_study.comm.liveness import PATIENCE, Liveness, Stopped, StopRequest, signal_name
-from horovod_study.config.doors import conform
-from horovod_study.config.run import asked_for, misplaced, requirements, unmet
+from horovod_study.config.run import LAPS, asked_for, misplaced, requirements, unmet
 from horovod_study.errors import BackendError, DataError, StudyError
 from horovod_study.measure import environment
 from horovod_study.measure.clock import LapClock, now, utc_stamp
@@ -27,25 +27,16 @@ from horovod_study.recording.rank import facts
 from horovod_study.recording.session import Session, settle
 from horovod_study.strain import checkpoint, profiling, synchronisation
 from horovod_study.strain import dataset as data
-from horovod_study.strain.evaluation import Progress, evaluate, printed
 from horovod_study.strain.graphs import CapturedStep
 from horovod_study.strain.loaders import feed, open_loader, resident
 from horovod_study.strain.material import CHANNELS, POINTS
 from horovod_study.strain.model import StressCNN
 from horovod_study.strain.optimizer import Arithmetic, accelerate, learning_rate, make_optimizer, set_learning_rate
-from horovod_study.strain.options import (
-    Budget,
-    StrainConfig,
-    last_step,
-    lr_factor,
-    next_evaluation,
-    parse_widths,
-    scaled_lr,
-)
-from horovod_study.strain.resume import Resumption, notes, require_same_run
+from horovod_study.strain.options import Budget, StrainConfig, last_step, lr_factor, next_evaluation, parse_widths
+from horovod_study.strain.options import scaled_lr as scaled_lr
 from horovod_study.strain.room import keep_freed_memory
 from horovod_study.strain.scratch import Scratch
-from horovod_study.text.progress import say
+from horovod_study.text.progress import Line, say
 from horovod_study.text.words import plural
 
 _STOP_S = 1e300
@@ -57,7 +48,7 @@ def run(
     *,
     out: Path | None,
     launch: Launch,
-    resumption: Resumption | None = None,
+    resumption: checkpoint.Resumption | None = None,
     stop: StopRequest | None = None,
     again: bool = False,
 ) -> dict[str, Any]:
@@ -77,15 +68,10 @@ def run(
     try:
         backend = open_backend(config, launch)
         own = ("threads", "start_timeout_s")  # each rank may have its own
-        require_parity(
-            backend,
-            {
-                **{name: value for name, value in vars(config).items() if name not in own},
-                "backend": backend.name,
-                "resume": resumption is not None,
-                "package version": environment.describe_package(),
-            },
-        )
+        asked = {name: value for name, value in vars(config).items() if name not in own}
+        package = environment.describe_package()
+        more = {"backend": backend.name, "resume": resumption is not None, "package version": package}
+        require_parity(backend, {**asked, **more})
         liveness.follow(backend, config.stall_timeout_s)  # everybody has arrived; what follows fails together
         with Session(backend, config, liveness=liveness) as session:
             job = TrainingJob(config, backend, session, liveness)
@@ -93,7 +79,7 @@ def run(
             name = f"{utc_stamp()}-{runtime}-{backend.workers}w-b{config.batch}-{os.getpid()}"
             earlier = None if resumption is None else resumption.record
             session.claim(out or Path("runs") / config.study / name, again=again, earlier=earlier)
-            effective = {**describe(job, session, nccl), "launcher": launch.launcher}
+            effective = {**job.describe(session, nccl), "launcher": launch.launcher}
             resumed = _create(job, session, effective, resumption)
             training = Training(job, session, liveness, stop or StopRequest(), resumed)
             training.train()
@@ -155,22 +141,37 @@ class TrainingJob:
         names = ("backend", "model", "bare_model", "optimizer", "arithmetic", "device")
         return {name: getattr(self, name) for name in names}
 
-    def settings(self) -> dict[str, Any]:
-        """Return what is recorded of the training itself."""
-        config, dataset = self.config, self.dataset
-        captured = "captured" if self.device.type == "cuda" else "replayed on the host"
+    def describe(self, session: Session, nccl: traffic.Capture) -> dict[str, Any]:
+        """Return what really runs, and where gradients pass, for the record. Collective."""
+        config, backend, dataset, rate = self.config, self.backend, self.dataset, learning_rate(self.optimizer)
+        taken = traffic.watch(
+            backend,
+            self._average,
+            hosts=session.hosts,
+            payload_bytes=sum(each.numel() * each.element_size() for each in self.bare_model.parameters()),
+            servers=config.ps_servers if backend.name == "ps" else None,
+        )
+        if backend.transport == "nccl" and backend.workers > 1:
+            taken = traffic.told_by_nccl(taken, backend.gather(nccl.read()), session.hosts)
+        nccl.close()
+        if config.compile:  # compilers are started as programs of their own, and are no other load
+            session.watch_load()
+        session.describe_ranks(self.device, lr=rate, settings=backend.settings, path=taken["ranks"][backend.rank])
+        require_parity(backend, {"learning rate": rate})
         timed: dict[str, Any] = {}
         if config.cuda_graphs and config.timer_mode != "off":  # how steps in CUDA graphs are really timed
             note = "compute is what one CUDA graph holds, into which nobody looks; strict tells forward from backward"
             if config.timer_mode == "strict":
                 note = "forward and backward are CUDA graphs of their own, which they are in no other mode"
             timed = {"timer_mode": {"value": config.timer_mode, "note": note}}
+        captured = "captured" if self.device.type == "cuda" else "replayed on the host"
         as_asked = ("batch", "schedule", "precision", "widths", "input_scaling", "memory_format", "loader")
         return {
+            **session.effective,
             **{name: getattr(config, name) for name in as_asked},
             "kernels": self.arithmetic.kernels,
             **timed,
-            "global_batch": config.batch * self.backend.workers,
+            "global_batch": config.batch * backend.workers,
             "optimizer": self.optimizer_text,
             "graphs": captured if config.cuda_graphs else "no",
             "parameters": facts.count([self.bare_model]),
@@ -181,98 +182,29 @@ class TrainingJob:
             "train_samples": dataset.train_size,
             "test_samples": dataset.test_size,
             "steps_per_epoch": self.per_epoch,
+            **{name: getattr(backend, name) for name in ("transport", "reduction", "settings")},
+            "backend": backend.name,
+            "path": taken["path"],
+            "path_reason": taken["reason"],
+            "path_evidence": taken["evidence"],
         }
 
-
-def describe(job: TrainingJob, session: Session, nccl: traffic.Capture) -> dict[str, Any]:
-    """Return what really runs, and where gradients pass, for the record. Collective."""
-    config, backend, optimizer = job.config, job.backend, job.optimizer
-    taken = traffic.watch(
-        backend,
-        _averaging(job),
-        hosts=session.hosts,
-        payload_bytes=sum(each.numel() * each.element_size() for each in job.bare_model.parameters()),
-        servers=config.ps_servers if backend.name == "ps" else None,
-    )
-    if backend.transport == "nccl" and backend.workers > 1:
-        taken = traffic.told_by_nccl(taken, backend.gather(nccl.read()), session.hosts)
-    nccl.close()
-    if config.compile:  # compilers are started as programs of their own, and are no other load
-        session.watch_load()
-    session.describe_ranks(
-        job.device, lr=learning_rate(optimizer), settings=backend.settings, path=taken["ranks"][backend.rank]
-    )
-    require_parity(backend, {"learning rate": learning_rate(optimizer)})
-    return {
-        **session.effective,
-        **job.settings(),
-        **{name: getattr(backend, name) for name in ("transport", "reduction", "settings")},
-        "backend": backend.name,
-        "path": taken["path"],
-        "path_reason": taken["reason"],
-        "path_evidence": taken["evidence"],
-    }
-
-
-def name_broken(job: TrainingJob, rows: Recorder) -> None:
-    """Say on which rank and in which step a loss or gradient was not finite first; steps count from 0, as in the rows.
-
-    Collective. Returns when the training diverged, on all ranks at once or nearly so: such a run goes on, and its
-    error is recorded as no number. Raises StudyError, on all ranks, when a curve is not finite, or when one rank was
-    broken while the others were fine.
-    """
-    backend, dataset, batches = job.backend, job.dataset, job.batches
-    first = min(step for step in backend.gather(rows.broken_step) if step is not None)
-    mine = batches.epoch(first // batches.steps_per_epoch)[first % batches.steps_per_epoch]  # (B,)
-    bad = mine[~(np.isfinite(dataset.curves[mine]).all(axis=(1, 2)) & np.isfinite(dataset.targets[mine]).all(axis=1))]
-    ranks = backend.gather(
-        (os.uname().nodename, *rows.state_at(first), rows.broken_step == first, [int(row) for row in bad[:1]])
-    )
-    broken = [rank for rank, (_, _, _, _, is_first, _) in enumerate(ranks) if is_first]
-    others = [state for rank, state in enumerate(ranks) if rank not in broken]
-    faulty = [rank for rank in broken if ranks[rank][5]]
-    rank = (faulty or broken)[0]
-    host, loss, _, lowest, _, curve = ranks[rank]
-    what = f"its loss was {loss:g}" if not math.isfinite(loss) else f"its gradients were not finite (its loss {loss:g})"
-    where = f"rank {rank} on {host}: {what} at step {first:,}"
-    # A loss that has grown so many times was diverging, whichever rank had the first one that is not a number.
-    exploded = any(loss > 1000.0 * (1.0 if math.isnan(lowest) else lowest) for _, loss, _, lowest, _, _ in others)
-    if faulty or (others and not exploded):
-        sound = f"while {'the other rank was' if len(others) == 1 else 'the others were'} sound"
-        curves = f"because curve {(curve or [0])[0]:,} of {dataset.path} is not finite"
-        again = "make or import that data set again" if faulty else "look at its batch and its device, or lower --lr"
-        why = curves if faulty else f"{sound} (loss {others[0][1]:g})"
-        raise (DataError if faulty else StudyError)(f"{where}, {why}; {again}")
-    if backend.rank == 0:
-        who = f"rank{'s' * (len(broken) > 1)} {', '.join(map(str, broken))} first" if others else "on all ranks at once"
-        say(
-            f"warning: from step {first:,} on the loss is not a number"
-            + (f" ({who})" if backend.workers > 1 else "")
-            + (f", after {lowest:g} at best" if math.isfinite(lowest) else "")
-            + ": the training diverged; lower --lr, or raise --lr-warmup-steps"
-        )
-
-
-def _averaging(job: TrainingJob) -> Callable[[], None]:
-    """Return what averages gradients once over the way of training, hooks included, and leaves no trace of it."""
-    size = job.config.batch if job.config.compile else 1  # what was compiled takes batches of one size only
-    kind = next(job.model.parameters()).dtype
-    curves = torch.zeros(size, CHANNELS, POINTS, device=job.device, dtype=kind)
-
-    def average() -> None:
-        job.backend.zero_grad(job.optimizer)
-        with job.arithmetic.autocast():
-            loss = job.model(curves).sum()
+    def _average(self) -> None:
+        """Average gradients once over the way of training, hooks included, and leave no trace of it."""
+        size = self.config.batch if self.config.compile else 1  # what was compiled takes batches of one size only
+        kind = next(self.model.parameters()).dtype
+        curves = torch.zeros(size, CHANNELS, POINTS, device=self.device, dtype=kind)
+        self.backend.zero_grad(self.optimizer)
+        with self.arithmetic.autocast():
+            loss = self.model(curves).sum()
         loss.backward()
-        job.backend.synchronize(job.optimizer)
-        job.backend.zero_grad(job.optimizer)
-        settle(job.device)
-
-    return average
+        self.backend.synchronize(self.optimizer)
+        self.backend.zero_grad(self.optimizer)
+        settle(self.device)
 
 
 def _create(
-    job: TrainingJob, session: Session, effective: dict[str, Any], resumption: Resumption | None
+    job: TrainingJob, session: Session, effective: dict[str, Any], resumption: checkpoint.Resumption | None
 ) -> checkpoint.Checkpoint | None:
     """Write the record before the first step, and say what runs; return where a run goes on. Collective."""
     resumed, earlier, content = None, None if resumption is None else resumption.record, b""
@@ -282,11 +214,9 @@ def _create(
             if session.is_root:  # the hosts of the others may not see the file
                 content = checkpoint.read_newest(directory)
         resumed = checkpoint.decode(backend.gather(content)[0], str(directory))
-        source = f"{directory}: progress of its checkpoint"
-        conform(resumed.progress, checkpoint.LoopState, source, again="start the run again")
-        with fail_together(backend):
+        with fail_together(backend), checkpoint.fitting(directory):
             if session.is_root:
-                require_same_run(directory, earlier, effective)
+                checkpoint.require_same_run(directory, earlier, effective)
                 checkpoint.set_aside_newer(directory, resumed.step)
                 records.truncate_epochs(directory, resumed.progress["evaluated"])
     from_step = None if resumed is None else resumed.step
@@ -301,7 +231,7 @@ def _create(
         )
         if resumption is not None and resumed is not None:
             say(f"resumed after step {resumed.step:,} with {directory / checkpoint.name_of(resumed.step)}")
-            for note in notes(resumption, session.record.environment, effective):
+            for note in checkpoint.notes(resumption, session.record.environment, effective):
                 say(note)
         for doubt in session.doubts:
             say(f"warning: {doubt}")
@@ -362,10 +292,9 @@ class Training:
         self.ended = False  # by whoever gives turns
         self.evaluation: dict[str, Any] = {}
         self.stream: Iterator[Any] | None = None
-        self.last_step = job.last_step
         self.base_lr = learning_rate(job.optimizer)
-        self.budget = Budget(config, self.last_step)
-        self.progress = Progress(enabled=session.is_root)
+        self.budget = Budget(config, job.last_step)
+        self.line = Line(enabled=session.is_root)
         self.kept = -1  # the step of the newest checkpoint of this process
         # all checkpoints so far; of the one a run was resumed from it is not known
         self.cost = {"checkpoints": 0, "checkpoint_s": 0.0, "checkpoint_bytes": 0}
@@ -392,27 +321,73 @@ class Training:
 
         What is repeated is a stretch of steps without interruption: to the end of the warm-up or of the epoch, to the
         next evaluation or checkpoint, to where the run waits for its turn, or to the end of the budget. The clock is
-        between stretches, so that evaluation, checkpoints and that wait are outside the timed window.
+        between stretches, so that evaluation, checkpoints and that wait are outside the timed window. Between the first
+        and the last lap of a step nothing is printed, read, written or waited for.
         """
-        config, backend, per_epoch = self.job.config, self.job.backend, self.job.per_epoch
+        job, session, liveness, captured = self.job, self.session, self.liveness, self.captured
+        config, backend, model, optimizer, arithmetic = (
+            job.config,
+            job.backend,
+            job.model,
+            job.optimizer,
+            job.arithmetic,
+        )
+        rows, clock, per_epoch = session.rows, session.clock, job.per_epoch
+        moving_lr = config.schedule != "constant" or config.lr_warmup_steps > 0
         while not self._is_at_end():
-            if self.step >= self.session.granted and not self._wait_for_turn():
+            step, epoch = self.step, self.epoch
+            if step >= session.granted and not self._wait_for_turn():
                 continue
             self.stopped = config.checkpoint_at_end and backend.maximum(self.stop.number) > 0
             if self.stopped:  # a signal came during an evaluation, or at the end of a stretch
                 break
-            timed = self.step >= config.warmup_steps
-            evaluate_at = next_evaluation(config, self.step, per_epoch)
-            every, epoch_end = config.checkpoint_every, (self.epoch + 1) * per_epoch
-            keep_at = math.inf if every is None else (self.step // every + 1) * every
+
+            # How far this stretch goes.
+            timed, epoch_end = step >= config.warmup_steps, (epoch + 1) * per_epoch
+            evaluate_at, every = next_evaluation(config, step, per_epoch), config.checkpoint_every
+            keep_at = math.inf if every is None else (step // every + 1) * every
             end = min(epoch_end, evaluate_at, keep_at, math.inf if timed else config.warmup_steps)
-            end = min(end, self.last_step if self.session.turns is None else self.session.granted)
-            self._make_steps(end, timed=timed)
+            end = min(end, job.last_step if session.turns is None else session.granted)
+            place = step - epoch * per_epoch
+            if self.stream is None or place == 0:
+                self.stream = feed(self.loader, captured, epoch, place)
+            check_every = _steps_between_checks(backend, rows, config)
+            settle(job.device)
+            backend.barrier()
+
+            session.open_stretch(timed=timed)
+            while step < end:
+                liveness.step, liveness.patience = step, 1.0
+                if moving_lr:
+                    set_learning_rate(optimizer, self.base_lr * lr_factor(config, step, self.budget.progress(step)))
+                clock.begin(None if captured is None else captured.begin_of_next(clock))
+                batch: Any = next(self.stream)  # curves (B, C, L) and targets (B, P); None where the graphs gather it
+                if captured is not None:
+                    loss = captured.take(batch, clock)  # laps are made in there
+                    norm2 = captured.norm2
+                else:
+                    clock.lap("data")
+                    curves, targets = batch
+                    loss = train_step(model, optimizer, curves, targets, backend, clock, arithmetic)
+                    norm2 = backend.local_norm2
+                # Where the loss is scaled, gradients that are not finite are usual, and their step is skipped.
+                rows.add(step, epoch, loss, None if arithmetic.scaler else norm2)
+                step += 1
+                if step % check_every == 0:
+                    session.write_rows()
+                    if self._is_over(step, at_end=step >= end, timed=timed):
+                        break
+                    if self.line.due():
+                        self.line.show(self._where(step))
+            self.step = step
+            session.close_stretch()
+            liveness.patience = PATIENCE  # what follows is longer than a step, and the ranks need not be done together
+
             self._look_for_faults()
-            if self.step == evaluate_at or (self.session.turns is None and self._has_enough):
+            if step == evaluate_at or (session.turns is None and self._has_enough):
                 self._evaluate()
-            self.epoch += self.step == epoch_end
-            if self.step == keep_at:
+            self.epoch += step == epoch_end
+            if step == keep_at:
                 self._write_checkpoint()
         if self.ended and self.evaluation.get("steps") != self.step:
             self._evaluate()
@@ -427,7 +402,7 @@ class Training:
 
     @property
     def _has_enough(self) -> bool:
-        return self.step >= self.last_step or self.budget.spent
+        return self.step >= self.job.last_step or self.budget.spent
 
     def _wait_for_turn(self) -> bool:
         """Wait until steps are granted; False where none follow. Collective once the wait is over."""
@@ -435,59 +410,13 @@ class Training:
             self.step,
             samples=self.step * self.job.config.batch,
             enough=self._has_enough,
-            least=int(self.last_step) if math.isfinite(self.last_step) else None,
+            least=int(self.job.last_step) if math.isfinite(self.job.last_step) else None,
         )
         # Where the runner is killed some ranks may have been granted steps and others not: they agree on the worst.
         agreed = self.job.backend.maximum(("go", "end", "lost").index(said))
         self.ended = agreed == 1
         self.stopped |= agreed == 2
         return agreed == 0
-
-    def _make_steps(self, end: float, *, timed: bool) -> None:
-        """Make steps without interruption, to step `end` or until the ranks agree to stop.
-
-        Between the first and the last lap of a step nothing is printed, read, written or waited for.
-        """
-        job, session, rows, liveness = self.job, self.session, self.session.rows, self.liveness
-        config, backend, model, optimizer = job.config, job.backend, job.model, job.optimizer
-        arithmetic, captured, clock, step, epoch = job.arithmetic, self.captured, session.clock, self.step, self.epoch
-        moving_lr = config.schedule != "constant" or config.lr_warmup_steps > 0
-        place = step - epoch * job.per_epoch
-        if self.stream is None or place == 0:
-            self.stream = (
-                self.loader.epoch(epoch, place) if captured is None else feed(self.loader, captured, epoch, place)
-            )
-        check_every = _steps_between_checks(backend, rows, config)
-        settle(job.device)
-        backend.barrier()
-        session.open_stretch(timed=timed)
-        while step < end:
-            liveness.step, liveness.patience = step, 1.0
-            if moving_lr:
-                set_learning_rate(optimizer, self.base_lr * lr_factor(config, step, self.budget.progress(step)))
-            clock.begin(None if captured is None else captured.begin_of_next(clock))
-            batch: Any = next(self.stream)  # curves (B, C, L) and targets (B, P); None where the graphs gather it
-            if captured is not None:
-                loss = captured.take(batch, clock)  # laps are made in there
-                norm2 = captured.norm2
-            else:
-                clock.lap("data")
-                curves, targets = batch
-                loss = train_step(model, optimizer, curves, targets, backend, clock, arithmetic)
-                norm2 = backend.local_norm2
-            # Where the loss is scaled, gradients that are not finite are usual, and their step is skipped.
-            rows.add(step, epoch, loss, None if arithmetic.scaler else norm2)
-            step += 1
-            if step % check_every == 0:
-                session.write_rows()
-                if self._is_over(step, at_end=step >= end, timed=timed):
-                    break
-                self.progress.update(
-                    step, self.last_step, epoch, config, session.elapsed_s, rows.samples_per_s(backend.workers)
-                )
-        self.step = step
-        session.close_stretch()
-        liveness.patience = PATIENCE  # what follows is longer than a step, and the ranks need not be done together
 
     def _is_over(self, step: int, *, at_end: bool, timed: bool) -> bool:
         """Return whether the ranks agree that no step follows in this stretch: a signal, a loss, or the time.
@@ -508,6 +437,18 @@ class Training:
             self.budget.agree(step, elapsed_s)
         return self.session.turns is None and self.budget.spent
 
+    def _where(self, step: int) -> str:
+        """Return how far the run is after `step` steps, for the line of its progress."""
+        config, window_s = self.job.config, self.session.elapsed_s
+        if config.seconds:
+            done, where = min(1.0, window_s / config.seconds), f"{window_s:.0f}/{config.seconds:g} s"
+        else:
+            done, where = step / self.job.last_step, f"step {step:,}/{self.job.last_step:,.0f}"
+        rate = self.session.rows.samples_per_s(self.job.backend.workers)
+        speed = "" if math.isnan(rate) else f"  {rate:,.0f} samples/s"
+        left = f"  {window_s / done - window_s:.0f} s left" if done > 0 and window_s > 0 else ""
+        return f"  epoch {self.epoch + 1}  {where}  {100 * done:4.0f} %{speed}{left}"
+
     def _look_for_faults(self) -> None:
         """Give up rows that find no room, and a training that is broken on one rank. Collective."""
         rows, backend = self.session.rows, self.job.backend
@@ -520,10 +461,9 @@ class Training:
 
     def _evaluate(self) -> None:
         job, session, backend = self.job, self.session, self.job.backend
-        per_epoch = job.per_epoch
-        epoch_ended = self.step == (self.epoch + 1) * per_epoch
+        epoch_ended = self.step == (self.epoch + 1) * job.per_epoch
         self.evaluation = row = {
-            "epoch": self.epoch + 1 if epoch_ended else self.step / per_epoch,
+            "epoch": self.epoch + 1 if epoch_ended else self.step / job.per_epoch,
             "steps": self.step,
             "samples": self.step * job.config.batch * backend.workers,
             "train_s": session.window_s,
@@ -537,7 +477,10 @@ class Training:
         self.target_reached = backend.maximum(float(target is not None and row["test_mse"] <= target)) > 0
         if session.is_root:
             records.append_epoch(session.directory, row)
-        self.progress.epoch(row)
+        self.line.keep(
+            f"  epoch {row['epoch']:.3g}: train MSE {row['train_mse']:.3e}, test MSE {row['test_mse']:.3e}, "
+            f"G0 {row['g0_rmse_mpa']:.1f} MPa, a {row['a_rmse']:.2f}, {row['train_s']:.1f} s"
+        )
 
     def _write_checkpoint(self) -> None:
         """Write the state after this step, all ranks together; who cannot ends the run, or goes on without it."""
@@ -614,7 +557,7 @@ class Training:
         Raises Stopped, on all ranks, when any of them was asked to stop.
         """
         job, session, backend = self.job, self.session, self.job.backend
-        self.progress.close()
+        self.line.close()
         session.stop_sampling()
         if not self.stopped:
             self._measure_beside()
@@ -676,8 +619,123 @@ class Training:
             say("\n".join(told))
 
 
+def name_broken(job: TrainingJob, rows: Recorder) -> None:
+    """Say on which rank and in which step a loss or gradient was not finite first; steps count from 0, as in the rows.
+
+    Collective. Returns when the training diverged, on all ranks at once or nearly so: such a run goes on, and its
+    error is recorded as no number. Raises StudyError, on all ranks, when a curve is not finite, or when one rank was
+    broken while the others were fine.
+    """
+    backend, dataset, batches = job.backend, job.dataset, job.batches
+    first = min(step for step in backend.gather(rows.broken_step) if step is not None)
+    mine = batches.epoch(first // batches.steps_per_epoch)[first % batches.steps_per_epoch]  # (B,)
+    bad = mine[~(np.isfinite(dataset.curves[mine]).all(axis=(1, 2)) & np.isfinite(dataset.targets[mine]).all(axis=1))]
+    ranks = backend.gather(
+        (os.uname().nodename, *rows.state_at(first), [int(row) for row in bad[:1]], rows.broken_step == first)
+    )
+    broken = [rank for rank, each in enumerate(ranks) if each[-1]]
+    sound = [(loss, lowest) for _, loss, _, lowest, _, is_broken in ranks if not is_broken]
+    faulty = [rank for rank in broken if ranks[rank][4]]
+    rank = (faulty or broken)[0]
+    host, loss, _, lowest, curve, _ = ranks[rank]
+    what = f"its loss was {loss:g}" if not math.isfinite(loss) else f"its gradients were not finite (its loss {loss:g})"
+    where = f"rank {rank} on {host}: {what} at step {first:,}"
+    if faulty:
+        why = f"because curve {curve[0]:,} of {dataset.path} is not finite"
+        raise DataError(f"{where}, {why}; make or import that data set again")
+    # A loss that has grown so many times was diverging, whichever rank had the first one that is not a number.
+    exploded = any(loss > 1000.0 * (1.0 if math.isnan(least) else least) for loss, least in sound)
+    if sound and not exploded:
+        why = f"while {'the other rank was' if len(sound) == 1 else 'the others were'} sound (loss {sound[0][0]:g})"
+        raise StudyError(f"{where}, {why}; look at its batch and its device, or lower --lr")
+    if backend.rank == 0:
+        who = f"rank{'s' * (len(broken) > 1)} {', '.join(map(str, broken))} first" if sound else "on all ranks at once"
+        best = f", after {lowest:g} at best" if math.isfinite(lowest) else ""
+        told = f"from step {first:,} on the loss is not a number{f' ({who})' if backend.workers > 1 else ''}{best}"
+        say(f"warning: {told}: the training diverged; lower --lr, or raise --lr-warmup-steps")
+
+
 def _steps_between_checks(backend: Backend, rows: Recorder, config: StrainConfig) -> int:
     """Return how many steps make about a quarter of a second, the same number on all ranks."""
     step_s = backend.maximum(0.0 if math.isnan(rows.recent_step_s) else rows.recent_step_s)
     limit = config.seconds / 8 if config.seconds else math.inf
     return max(1, min(DRAIN_STEPS, round(min(0.25, limit) / step_s))) if step_s else 10
+
+
+def evaluate(model: StressCNN, dataset: data.Dataset, backend: Backend, device: torch.device) -> dict[str, float]:
+    """Return the test MSE (mean over both normalised targets) and the root mean square errors of G0 (MPa) and a.
+
+    Each worker takes every workers-th test curve; the sums of squares are added up in float64, over all workers.
+    """
+    rows = torch.from_numpy(data.test_rows(np.arange(backend.rank, dataset.test_size, backend.workers)))
+    curves, targets = torch.from_numpy(dataset.curves), torch.from_numpy(dataset.targets)
+    squares = np.zeros(2)
+    training = model.training
+    model.eval()
+    with torch.inference_mode():
+        for part in torch.split(rows, 512):
+            errors = model(curves.index_select(0, part).to(device)).cpu() - targets.index_select(0, part)
+            squares += errors.double().square().sum(dim=0).numpy()
+    model.train(training)
+    mean_squares = backend.sum(squares) / dataset.test_size
+    g0_rmse_mpa, a_rmse = np.sqrt(mean_squares) * dataset.target_span
+    return {"test_mse": float(mean_squares.mean()), "g0_rmse_mpa": float(g0_rmse_mpa), "a_rmse": float(a_rmse)}
+
+
+def is_below_floor(test_mse: float, floor_mse: float | None, test_size: int) -> bool:
+    """Return whether a test MSE over `test_size` curves is lower than can be, with room for the luck of small sets.
+
+    The squared errors of curves scatter by about twice their mean, so three standard errors are 6/sqrt(test_size).
+    The posterior mean, the best that any network can do on this data, has 0.93 of the Cramer-Rao bound (the known range
+    of the targets helps a little); less than 0.9 is not skill but an error somewhere.
+    """
+    return floor_mse is not None and bool(test_mse < 0.9 * floor_mse * (1 - 6 / np.sqrt(test_size)))
+
+
+def compared_to_floor(test_mse: float, floor_mse: float | None, test_size: int) -> str:
+    """Return one line on where a test MSE is between the statistical floor and the rest; empty without a floor."""
+    if not np.isfinite(test_mse):
+        return "the test MSE is not a number: the training diverged; lower --lr, or raise --lr-warmup-steps"
+    if not floor_mse:
+        return ""
+    if is_below_floor(test_mse, floor_mse, test_size):
+        return (
+            f"the test MSE is below what the noise of the test curves allows ({floor_mse:.2e}): a bug, for instance "
+            "test curves among the training curves, or targets scaled otherwise; do not use this number, and report it"
+        )
+    return (
+        f"efficiency {floor_mse / test_mse:.2f}: the noise of the test curves allows {floor_mse:.2e} (Cramer-Rao bound)"
+    )
+
+
+def printed(directory: Path, effective: Mapping[str, Any], totals: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `--json` prints of a finished run, from its record."""
+    return {
+        "run_dir": str(directory),
+        **{
+            name: effective[name]
+            for name in ("backend", "transport", "reduction", "workers", "nodes", "batch", "parameters")
+        },
+        "path": effective.get("path"),
+        "samples_per_s": totals["samples_per_s"],
+        "step_ms_median": _ms(totals["step_s_median"]),
+        "step_ms_p90": _ms(totals["step_s_p90"]),
+        "sync_ms_median": _ms(totals["lap_medians_s"]["sync"]),
+        "laps_ms": {name: _ms(value) for name, value in totals["lap_medians_s"].items()},
+        "laps_share": {
+            name: None if totals[f"{name}_s"] is None else totals[f"{name}_s"] / totals["step_s"]
+            for name in (*LAPS, "residual")
+        },
+        **{name: totals[name] for name in ("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "epochs", "steps")},
+        "floor_mse": effective["floor_mse"],
+        "floor_text": compared_to_floor(totals["test_mse"], effective["floor_mse"], effective["test_samples"]),
+        "steady": totals.get("steady"),
+        **{name: totals[name] for name in ("target_reached", "train_s", "wall_s")},
+        **{name: totals[name] for name in ("checkpoints", "checkpoint_s", "checkpoint_bytes")},
+        "rows_lost": totals.get("rows_lost"),
+        **{name: totals[name] for name in ("window_s", "rss_mb_max", "pss_mb_max", "parameter_sha256")},
+    }
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
