@@ -77,8 +77,8 @@ def worker(who: str, path: Path, rank: int, workers: int) -> None:
     import torch
     from torch.utils.data import TensorDataset
 
-    from horovod_study.strain.evaluation import evaluate
     from horovod_study.strain.model import StressCNN
+    from horovod_study.strain.trainer import evaluate
 
     torch.set_num_threads(1)
     opened = dataset.open_dataset(path)

@@ -30,11 +30,11 @@ from horovod_study.config.run import available_cores
 from horovod_study.measure import environment
 from horovod_study.measure.clock import utc_now
 from horovod_study.strain import dataset
-from horovod_study.strain.evaluation import evaluate
 from horovod_study.strain.model import StressCNN
 from horovod_study.strain.native import open_native
 from horovod_study.strain.optimizer import make_optimizer, set_learning_rate
 from horovod_study.strain.options import StrainConfig
+from horovod_study.strain.trainer import evaluate
 from horovod_study.text.progress import say
 
 HERE = Path(__file__).parent

@@ -27,6 +27,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from horovod_study import records
@@ -34,11 +35,13 @@ from horovod_study.comm import Launch, detect
 from horovod_study.comm.liveness import STOPPED_EXIT_CODE, LostPeer, Stopped, StopRequest, Terminated
 from horovod_study.config.documents import load_yaml
 from horovod_study.config.options import Parser, add_train_options, run_values
+from horovod_study.config.run import LAPS
 from horovod_study.errors import StudyError, refuse
 from horovod_study.measure.clock import sleep
 from horovod_study.strain.options import STRAIN, strain_config
-from horovod_study.strain.resume import plan_resume
 from horovod_study.text.progress import say
+from horovod_study.text.tables import table_of, to_lines
+from horovod_study.text.words import plural
 
 # What needs PyTorch is imported where it is used: that takes seconds, and a mistyped option is told at once.
 
@@ -67,10 +70,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     code = 0
     if launch.rank == 0:
-        from horovod_study.strain.evaluation import summary
-
         try:
-            print(summary(result), file=sys.stderr if options.json else sys.stdout, flush=True)
+            print(_summary(result), file=sys.stderr if options.json else sys.stdout, flush=True)
             if options.json:
                 print(json.dumps(records.finite(result), allow_nan=False), flush=True)
         except OSError as error:  # what was trained is recorded; it only cannot be determined
@@ -96,10 +97,12 @@ def _train(options: argparse.Namespace, launch: Launch, stop: StopRequest) -> di
     if options.resume is None:
         config = strain_config(values, source=str(options.config) if options.config else "train")
     else:
+        from horovod_study.strain.checkpoint import plan_resume
+
         resumption = plan_resume(options.resume, values, workers=launch.workers)
         if resumption.finished:
             if launch.rank == 0:
-                from horovod_study.strain.evaluation import printed
+                from horovod_study.strain.trainer import printed
 
                 say(f"{resumption.directory}: the run is finished: {resumption.finished}")
                 if options.json:
@@ -113,6 +116,48 @@ def _train(options: argparse.Namespace, launch: Launch, stop: StopRequest) -> di
         gc.freeze()
         gc.set_threshold(700, 10, 10)  # what a step leaves in cycles may hold memory of a GPU
     return run(config, launch=launch, stop=stop, **how)
+
+
+def _summary(result: dict[str, Any]) -> str:
+    """Return the closing table of a run as text."""
+    lost = ", ".join(f"{rows:,} of rank {rank}" for rank, rows in enumerate(result["rows_lost"] or []) if rows)
+    count, seconds, size = (result[name] for name in ("checkpoints", "checkpoint_s", "checkpoint_bytes"))
+    kept, found, later = f"{count} checkpoint{'s' * (count > 1)}", result["steady"], ""
+    if found and found["step"] != found["declared"]:
+        more = plural(found["step"] - found["declared"], "step", ",")
+        later = f"{more} more than the declared {found['declared']:,} are outside the window"
+    return "\n".join(
+        [
+            "",
+            f"  test MSE {result['test_mse']:.3e} after {result['epochs']:.3g} epochs"
+            f"   (error of G0 {result['g0_rmse_mpa']:.1f} MPa, of a {result['a_rmse']:.2f}, root mean square)",
+            *([f"  {result['floor_text']}"] if result["floor_text"] else []),
+            f"  {result['samples_per_s']:,.0f} samples/s with {result['workers']} worker{'s' * (result['workers'] > 1)}"
+            + (
+                "   steps were not timed"
+                if result["step_ms_median"] is None
+                else f"   step {result['step_ms_median']:.2f} ms (median), {result['step_ms_p90']:.2f} ms (p90)"
+            )
+            + f"   {result['steps']:,} steps in {result['window_s']:.1f} s",
+            *([f"  steady from step {found['step']:,} on: {later}"] if later else []),
+            "",
+            *_lap_lines(result["laps_share"], workers=result["workers"]),
+            *([f"  step rows lost to a full disk: {lost}; times are those of the rows there are"] if lost else []),
+            *([f"  {kept}, {size / 1e6:.1f} MB, took {seconds:.3f} s beside the timed window"] if count else []),
+            f"  recorded in {os.path.relpath(result['run_dir'])}",
+        ]
+    )
+
+
+def _lap_lines(shares: Mapping[str, float | None], *, workers: int) -> list[str]:
+    if all(value is None for value in shares.values()):
+        return []
+    # What a step has not is left out. What it has and nobody sees is the wait for other workers.
+    shares = {lap: share for lap, share in shares.items() if share is not None or (lap == "sync" and workers > 1)}
+    names = {**{lap: lap for lap in LAPS}, "residual": "unexplained"}
+    cells = [(names[name], "not known" if value is None else f"{100 * value:.1f} %") for name, value in shares.items()]
+    heads, texts = zip(("share of the step", ""), *cells, strict=True)
+    return [*to_lines(table_of(heads, [texts]), indent=2), ""]
 
 
 def _fail(error: BaseException, launch: Launch) -> int:

@@ -18,12 +18,11 @@ from hypothesis import strategies as st
 from make.wording import Golden
 from torch.nn.functional import mse_loss
 
-from horovod_study.config.doors import conform
 from horovod_study.errors import RecordError
 from horovod_study.recording.rank import facts
 from horovod_study.records import CHECKPOINTS, checkpoint_paths
 from horovod_study.strain import checkpoint
-from horovod_study.strain.checkpoint import Checkpoint, LoopState, decode, encode, load_model, read_newest, save
+from horovod_study.strain.checkpoint import Checkpoint, decode, encode, load_model, read_newest, save
 from horovod_study.strain.model import StressCNN
 
 BOUNDS = ((1000.0, 3000.0), (5.0, 25.0))
@@ -100,13 +99,13 @@ def test_every_flipped_bit_is_noticed(data: bytes, where: int, bit: int) -> None
     damaged = bytearray(data)
     damaged[where % len(data)] ^= 1 << bit
 
-    with pytest.raises(RecordError, match=r"^f: (is damaged: its content does not fit|has no digest|is not a check)"):
+    with pytest.raises(RecordError, match=r"^f: (is damaged: its content does not fit|has no digest)"):
         decode(bytes(damaged), "f")
 
 
 @given(length=st.integers(0, 2**31))
 def test_every_truncation_is_noticed(data: bytes, length: int) -> None:
-    with pytest.raises(RecordError, match=r"^f: (is empty$|has no digest at its end: it was cut short|is not a check)"):
+    with pytest.raises(RecordError, match=r"^f: has no digest at its end: it was cut short"):
         decode(data[: length % len(data)], "f")
 
 
@@ -162,8 +161,6 @@ def test_a_foreign_file_is_named(content: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": {"w": torch.zeros(1, 1).expand(10**4, 10**4)}}, "model.w: it does not hold all of its numbers"),
-        ({"model": {"w": torch.zeros(3, 3).to_sparse()}}, "model.w: it does not hold all of its numbers"),
         ({"step": torch.zeros(3, 3)}, "step is tensor([[0., 0., 0.],"),
         ({"epoch": True}, "epoch is True; it must be a whole number"),
         ({"config": {1: 2}}, "config is 1; it must be a text"),
@@ -177,17 +174,6 @@ def test_a_field_of_another_kind_is_named(changes: Any, message: str) -> None:
     assert decode(signed(archive_of(content)), "f").step == 3
     with pytest.raises(RecordError, match=f"^f: {re.escape(message)}[^\n]*$"):
         decode(signed(archive_of(content | changes)), "f")
-
-
-def test_what_the_loop_needs_of_a_checkpoint_is_named() -> None:
-    state = {"window_s": 1.0, "wall_s": 2, "evaluated": 3, "evaluation": {}, "budget": [1, 2.0, 3.0]}
-    assert conform({**state, "target_reached": False, "scaler": {}}, LoopState, "d")
-    for content, message in (
-        (state, "d: target_reached is missing"),
-        ({**state, "target_reached": False, "budget": ["x"]}, "d: budget.0 is 'x'"),
-    ):
-        with pytest.raises(RecordError, match=f"^{message}"):
-            conform(content, LoopState, "d")
 
 
 # ---------------------------------------------------------------------------------------------------- the folder
@@ -217,12 +203,12 @@ def test_what_a_killed_process_was_writing_does_not_count_and_goes(tmp_path: Pat
     ("damage", "reason"),
     [
         (lambda data: data[:1000], "has no digest at its end: it was cut short, or not written by this program"),
-        (lambda data: b"", "is empty"),
+        (lambda data: b"", "has no digest at its end"),
         (
             lambda data: data[:2000] + bytes([data[2000] ^ 1]) + data[2001:],
             "is damaged: its content does not fit its SHA-256 digest",
         ),
-        (lambda data: b"\0" * len(data), "is not a checkpoint (it does not begin as a PyTorch file)"),
+        (lambda data: b"\0" * len(data), "has no digest at its end"),
     ],
 )
 def test_a_damaged_one_is_passed_over_with_a_warning(

@@ -31,9 +31,15 @@ def parse_widths(text: str) -> tuple[int, int, int]:
     return first, second, hidden
 
 
-learned = partial(option, heading=LEARNED)
-computing = partial(option, heading=COMPUTING, roles=Role.COMPUTING | Role.CELL)
-loading = partial(option, heading="data", roles=Role.COMPUTING | Role.CELL)
+_SWEPT = Role.SWEEPABLE | Role.CELL
+_HOW = Role.COMPUTING | Role.CELL
+_LEARNT = Role.LEARNING | _SWEPT
+_RATE = Role.RATE | _LEARNT
+learned = partial(option, heading=LEARNED, roles=_LEARNT)
+data = partial(option, heading="data", roles=Role.DATA)
+computing = partial(option, heading=COMPUTING, roles=_HOW)
+loading = partial(option, heading="data", roles=_HOW)
+course = partial(option, heading=LENGTH, roles=Role.COURSE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,36 +47,26 @@ class _Training(Configuration):
     """What is trained, and how it is computed: a base of its own, so that these fields come first."""
 
     # What is learned, and how.
-    batch: int = learned(
-        75,
-        "curves per worker and step",
-        low=1,
-        roles=Role.LEARNING | Role.SWEEPABLE | Role.CELL | Role.APPLIED,
-    )
+    batch: int = learned(75, "curves per worker and step", low=1, roles=_LEARNT | Role.APPLIED)
     widths: str = learned(
         "15-38-197",
         "channels of the two convolutions and units of the hidden layer; 15-38-197 has 153,441 parameters",
         metavar="C-C-H",
         parse=parse_widths,
-        roles=Role.MODEL | Role.LEARNING | Role.SWEEPABLE | Role.CELL | Role.APPLIED,
+        roles=_LEARNT | Role.MODEL | Role.APPLIED,
         words="widths {}",
         short_title="widths",
     )
-    dataset: str = option(
-        "100000",
-        "directory of a data set, or a number of curves to generate once and keep",
-        metavar="PATH|SIZE",
-        heading="data",
-        roles=Role.DATA,
+    dataset: str = data(
+        "100000", "directory of a data set, or a number of curves to generate once and keep", metavar="PATH|SIZE"
     )
-    data_seed: int = option(1, "seed of a generated data set", low=0, heading="data", roles=Role.DATA)
-    input_scaling: str = option(
+    data_seed: int = data(1, "seed of a generated data set", low=0)
+    input_scaling: str = data(
         "none",
         "fixed divides strain by 0.25 and stress by 120 MPa first, standard makes their means 0 and deviations 1; none "
         "trains on physical units, as the original did",
         choices=("none", "fixed", "standard"),
-        heading="data",
-        roles=Role.LEARNING | Role.SWEEPABLE | Role.CELL | Role.APPLIED,
+        roles=_LEARNT | Role.APPLIED,
         words=lambda value: "raw inputs" if value == "none" else f"{value} input scaling",
         short_title="input scaling",
     )
@@ -78,7 +74,6 @@ class _Training(Configuration):
         "adam",
         "update rule; sgd has Nesterov momentum 0.9",
         choices=("adam", "adamw", "sgd"),
-        roles=Role.LEARNING | Role.SWEEPABLE | Role.CELL,
         words="{}",
         short_title="optimiser",
     )
@@ -94,7 +89,6 @@ class _Training(Configuration):
         ADAM_EPSILON,
         "added to the root of Adam's second moment; with 1e-5 units that few curves reach stay alive in long trainings",
         above=0,
-        roles=Role.LEARNING | Role.SWEEPABLE | Role.CELL,
         words="epsilon {:g}",
         later=True,
         short_title="epsilon",
@@ -103,7 +97,7 @@ class _Training(Configuration):
         4.7331e-4,
         "learning rate of one worker",
         above=0,
-        roles=Role.LEARNING | Role.RATE | Role.SWEEPABLE | Role.CELL,
+        roles=_RATE,
         words=lambda value: f"lr {short_rate(value)}",
         short_title="learning rate",
     )
@@ -111,7 +105,7 @@ class _Training(Configuration):
         "none",
         "how the learning rate grows with the workers",
         choices=tuple(LR_SCALINGS),
-        roles=Role.LEARNING | Role.RATE | Role.SWEEPABLE | Role.CELL | Role.SEVERAL,
+        roles=_RATE | Role.SEVERAL,
         words=lambda value: "unscaled lr" if value == "none" else f"{value} lr scaling",
         short_title="learning-rate scaling",
     )
@@ -119,7 +113,7 @@ class _Training(Configuration):
         0,
         "steps of linear learning-rate warm-up",
         low=0,
-        roles=Role.LEARNING | Role.RATE | Role.SWEEPABLE | Role.CELL,
+        roles=_RATE,
         words="lr warm-up {:g}",
         short_title="warm-up steps of the learning rate",
     )
@@ -127,32 +121,27 @@ class _Training(Configuration):
         "constant",
         "learning rate over the run; range rises from the rate to its end and is for finding a rate",
         choices=("constant", "cosine", "step", "one-cycle", "range"),
-        roles=Role.LEARNING | Role.RATE | Role.SWEEPABLE | Role.CELL | Role.APPLIED,
+        roles=_RATE | Role.APPLIED,
         words="{} schedule",
         short_title="schedule",
     )
     lr_end: float | None = learned(
-        None,
-        "last learning rate of schedule range, and of no other",
-        above=0,
-        roles=Role.LEARNING | Role.RATE,
+        None, "last learning rate of schedule range, and of no other", above=0, roles=Role.LEARNING | Role.RATE
     )
     seed: int = shared("seed")
     # Computing.
     device: str = declared(DEVICE)
-    precision: str = option(
+    precision: str = computing(
         "fp32",
         "arithmetic of forward and backward; tf32 and fp16 (with loss scaling) need a GPU",
         choices=("fp32", "tf32", "bf16", "fp16"),
-        heading=COMPUTING,
-        roles=Role.SWEEPABLE | Role.CELL | Role.APPLIED,
+        roles=_SWEPT | Role.APPLIED,
     )
-    memory_format: str = option(
+    memory_format: str = computing(
         "channels-last",
         "layout of the activations: two-dimensional convolutions on channels-last, or one-dimensional ones",
         choices=("channels-last", "contiguous"),
-        heading=COMPUTING,
-        roles=Role.COMPUTING | Role.SWEEPABLE | Role.CELL | Role.APPLIED,
+        roles=_HOW | Role.SWEEPABLE | Role.APPLIED,
         words="{}",
         short_title="layout",
     )
@@ -176,21 +165,19 @@ class _Training(Configuration):
         choices=("torch", "fused", "native"),
         words="{} kernels",
     )
-    capture_sync: bool = option(
+    capture_sync: bool = computing(
         False,
         "ddp over NCCL: the average of the gradients goes into the CUDA graph of the step, where it has no time of its "
         "own; needs cuda_graphs",
-        heading=COMPUTING,
-        roles=Role.COMPUTING | Role.CELL | Role.SEVERAL,
+        roles=_HOW | Role.SEVERAL,
         words=lambda value: "average inside the graph" if value else "",
     )
-    loader: str = option(
+    loader: str = loading(
         "memory",
         "whole batches gathered from shared memory, the same one batch ahead in a thread (prefetch), from a copy of "
         "the whole set on the device, or by torch's DataLoader",
         choices=LOADERS,
-        heading="data",
-        roles=Role.COMPUTING | Role.SWEEPABLE | Role.CELL | Role.APPLIED,
+        roles=_HOW | Role.SWEEPABLE | Role.APPLIED,
         words="loader {}",
         short_title="loader",
     )
@@ -212,38 +199,30 @@ class _Training(Configuration):
     epochs: int | None = shared("epochs")
     seconds: float | None = shared("seconds")
     steps: int | None = shared("steps")
-    target_mse: float | None = option(
+    target_mse: float | None = course(
         None,
         "stop at the first evaluation whose test MSE is at most this",
         above=0,
-        heading=LENGTH,
         roles=Role.COURSE | Role.TARGET,
         quiet=None,
     )
     warmup_steps: int = shared("warmup_steps")
-    evaluate_every: float = option(
+    evaluate_every: float = course(
         1.0,
         "epochs between two evaluations on the test set; 0.5 is twice an epoch",
         above=0,
-        heading=LENGTH,
-        roles=Role.COURSE,
         quiet=1e6,  # at the end only
     )
-    checkpoint_every: int | None = option(
+    checkpoint_every: int | None = course(
         None,
         "write a checkpoint every so many steps; the newest two are kept",
         low=1,
-        heading=LENGTH,
-        roles=Role.COURSE | Role.SWEEPABLE | Role.CELL,
+        roles=Role.COURSE | _SWEPT,
         quiet=None,
         words=lambda value: "no checkpoints on the way" if value == AS_SHIPPED else f"checkpoint every {value} steps",
     )
-    checkpoint_at_end: bool = option(
-        True,
-        "write a checkpoint when the run ends or is stopped by a signal",
-        heading=LENGTH,
-        roles=Role.COURSE,
-        quiet=False,
+    checkpoint_at_end: bool = course(
+        True, "write a checkpoint when the run ends or is stopped by a signal", quiet=False
     )
 
 
@@ -270,77 +249,56 @@ class StrainConfig(RunConfig, _Training):
         """Yield in words what does not fit together, and what to do about it."""
         yield from super().unfit()
         if (self.lr_end is not None) != (self.schedule == "range"):
-            yield (
-                f"schedule is {self.schedule!r} and lr_end is {self.lr_end}; schedule range needs lr_end, and no other "
-                "schedule has one"
-            )
+            needs = "schedule range needs lr_end, and no other schedule has one"
+            yield f"schedule is {self.schedule!r} and lr_end is {self.lr_end}; {needs}"
         if self.optimizer == "sgd" and self.epsilon != ADAM_EPSILON:
             yield f"epsilon is {self.epsilon:g}, and optimizer sgd has none; leave it out, or use optimizer adam"
         if self.schedule == "range" and self.seconds is not None:
             yield "schedule range counts steps; give steps or epochs instead of seconds"
         if self.loader != "dataloader" and self.loader_processes:
-            yield (
-                f"loader {self.loader} has no processes, but loader_processes is {self.loader_processes}; use loader "
-                "dataloader, or leave loader_processes out"
-            )
-        yield from self._unfit_graphs()
-        if self.kernels == "native":
-            yield from self._unfit_native()
+            found = f"loader {self.loader} has no processes, but loader_processes is {self.loader_processes}"
+            yield f"{found}; use loader dataloader, or leave loader_processes out"
+        if self.no_hooks is not None and self.reduction == "hooks":
+            name, why = self.no_hooks
+            yield f"reduction is 'hooks', and with {name} {why}; leave reduction out, or leave {name} out"
         if self.profile == "sync-points" and self.compile:
             yield "profile sync-points looks at each operation, and compiled ones are not seen; leave compile out"
+        yield from self._unfit_kernels()
+        yield from self._unfit_captured_sync()
 
-    def _unfit_native(self) -> Iterator[str]:
-        """Yield what the native step has not."""
-        for name, asked, instead in (
-            (f"precision {self.precision}", self.precision != "fp32", "precision fp32"),
-            (f"device {self.device}", self.device == "cuda", "device cpu"),
-            ("compile", self.compile, "no compile"),
-            ("cuda_graphs", self.cuda_graphs, "no cuda_graphs"),
-            ("an update that is not fused", not self.fused_optimizer, "fused_optimizer"),
-            (f"threads {self.threads}", self.threads > 1, "threads 1"),
-        ):
-            if asked:
-                yield (
-                    f"kernels native computes in fp32 on one thread of a CPU and has no {name}; use {instead}, or "
-                    "kernels torch"
-                )
+    def _unfit_kernels(self) -> Iterator[str]:
+        if self.kernels == "fused":
+            if not self.cuda_graphs:
+                yield "kernels fused needs cuda_graphs; add cuda_graphs, or leave kernels fused out"
+            for name, asked in (("precision fp16", self.precision == "fp16"), ("compile", self.compile)):
+                if asked:
+                    what = "kernels fused computes in fp32, tf32 and bf16, and without torch.compile"
+                    yield f"{what}; leave {name} out, or use kernels torch"
+        if self.kernels == "native":
+            for name, asked, instead in (
+                (f"precision {self.precision}", self.precision != "fp32", "precision fp32"),
+                (f"device {self.device}", self.device == "cuda", "device cpu"),
+                ("compile", self.compile, "no compile"),
+                ("cuda_graphs", self.cuda_graphs, "no cuda_graphs"),
+                ("an update that is not fused", not self.fused_optimizer, "fused_optimizer"),
+                (f"threads {self.threads}", self.threads > 1, "threads 1"),
+            ):
+                if asked:
+                    what = f"kernels native computes in fp32 on one thread of a CPU and has no {name}"
+                    yield f"{what}; use {instead}, or kernels torch"
 
-    def _unfit_graphs(self) -> Iterator[str]:
-        """Yield what cannot be captured in CUDA graphs, or needs them."""
-        if self.no_hooks is not None and self.reduction == "hooks":
-            option, why = self.no_hooks
-            yield (
-                f"reduction is 'hooks', and with {option} {why}; leave reduction out (one flat buffer is averaged "
-                f"after backward), or leave {option} out"
-            )
-        for name, asked in (("kernels fused", self.kernels == "fused"), ("capture_sync", self.capture_sync)):
-            if asked and not self.cuda_graphs:
-                yield f"{name} needs cuda_graphs; add cuda_graphs, or leave {name} out"
-        if self.kernels == "fused" and self.precision == "fp16":
-            yield (
-                "kernels fused computes in fp32, tf32 and bf16, but precision is 'fp16'; use precision bf16, or "
-                "kernels torch"
-            )
-        if self.kernels == "fused" and self.compile:
-            yield "kernels fused leaves torch.compile nothing to compile; leave compile out, or use kernels torch"
+    def _unfit_captured_sync(self) -> Iterator[str]:
         if not self.capture_sync:
             return
+        if not self.cuda_graphs:
+            yield "capture_sync needs cuda_graphs; add cuda_graphs, or leave capture_sync out"
         if self.backend not in ("auto", "ddp") or self.transport not in ("auto", "nccl"):
-            yield (
-                "capture_sync needs backend ddp over nccl, whose all-reduce a CUDA graph can hold, but backend is "
-                f"{self.backend!r} and transport {self.transport!r}; use backend ddp and transport nccl, or leave "
-                "capture_sync out"
-            )
-        if self.timer_mode == "strict":
-            yield (
-                "timer_mode strict looks between the phases of a step, and capture_sync leaves nothing between them; "
-                "use timer_mode light, or leave capture_sync out"
-            )
-        if self.measure_ablation:
-            yield (
-                "measure_ablation makes steps that average nothing, and with capture_sync the average is in the graph "
-                "of every step; leave one of the two out"
-            )
+            found = f"backend is {self.backend!r} and transport {self.transport!r}"
+            yield f"capture_sync needs backend ddp over transport nccl, but {found}; use these, or leave it out"
+        strict = self.timer_mode == "strict"
+        for name, asked in (("timer_mode strict", strict), ("measure_ablation", self.measure_ablation)):
+            if asked:
+                yield f"capture_sync leaves no average between graphs, which {name} needs; leave one of the two out"
 
 
 def _rate_of(requested: Mapping[str, Any], workers: int) -> float | None:
@@ -348,10 +306,7 @@ def _rate_of(requested: Mapping[str, Any], workers: int) -> float | None:
     return lr * grown(workers) if isinstance(lr, int | float) and grown is not None else None
 
 
-def _samples_of_epoch(config: Configuration) -> float | None:
-    size = cast(StrainConfig, config).dataset
-    return 0.75 * int(size) if size.isdigit() else None
-
+_SMALL = {"dataset": "400", "batch": 16, "warmup_steps": 0, "steady": "declared", "system_interval_s": 0.0}
 
 WORKLOAD = STRAIN = Workload(
     name="strain",
@@ -363,16 +318,11 @@ WORKLOAD = STRAIN = Workload(
     samples="curves",
     model="StressCNN",
     threads_of=lambda config: config.threads + cast(StrainConfig, config).loader_processes,
-    samples_of_epoch=_samples_of_epoch,
+    samples_of_epoch=lambda config: (
+        0.75 * int(size) if (size := cast(StrainConfig, config).dataset).isdigit() else None
+    ),
     rate_of=_rate_of,
-    small={
-        "dataset": "400",
-        "batch": 16,
-        "warmup_steps": 0,
-        "steady": "declared",
-        "system_interval_s": 0.0,
-        "start_timeout_s": 60.0,
-    },
+    small={**_SMALL, "start_timeout_s": 60.0},
 )
 """The package's own training, and the workload of studies that name none."""
 
@@ -402,23 +352,19 @@ def lr_factor(config: StrainConfig, step: int, progress: float) -> float:
                     (Smith and Topin, 2018, with the constants of torch's OneCycleLR)
         range       from 1 to lr_end/lr exponentially: the learning-rate range test of Smith (2017)
     """
-    warmup = min(1.0, (step + 1) / config.lr_warmup_steps) if config.lr_warmup_steps else 1.0
-    return warmup * _shape(config, min(max(progress, 0.0), 1.0))
-
-
-def _shape(config: StrainConfig, progress: float) -> float:
+    factor, progress = 1.0, min(max(progress, 0.0), 1.0)
     if config.schedule == "cosine":
-        return _half_cosine(1.0, 0.0, progress)
-    if config.schedule == "step":
-        # A tenth of the rate after each third of the run. The small term keeps progress = 1/3 in the second third.
-        return 0.1 ** math.floor(progress / (1 / 3) + 1e-9)
-    if config.schedule == "one-cycle":
-        if progress < 0.3:
-            return _half_cosine(1 / 25, 1.0, progress / 0.3)
-        return _half_cosine(1.0, 1e-4 / 25, (progress - 0.3) / (1 - 0.3))
-    if config.schedule == "range" and config.lr_end is not None:
-        return float((config.lr_end / config.lr) ** progress)
-    return 1.0
+        factor = _half_cosine(1.0, 0.0, progress)
+    elif config.schedule == "step":  # the small term keeps progress = 1/3 in the second third
+        factor = 0.1 ** math.floor(progress / (1 / 3) + 1e-9)
+    elif config.schedule == "one-cycle" and progress < 0.3:
+        factor = _half_cosine(1 / 25, 1.0, progress / 0.3)
+    elif config.schedule == "one-cycle":
+        factor = _half_cosine(1.0, 1e-4 / 25, (progress - 0.3) / (1 - 0.3))
+    elif config.schedule == "range" and config.lr_end is not None:
+        factor = float((config.lr_end / config.lr) ** progress)
+    warmup = min(1.0, (step + 1) / config.lr_warmup_steps) if config.lr_warmup_steps else 1.0
+    return warmup * factor
 
 
 def _half_cosine(first: float, last: float, progress: float) -> float:
