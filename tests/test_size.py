@@ -11,7 +11,7 @@ import pytest
 import size
 
 BUDGET = {
-    "(root)": (1092, 52),
+    "(root)": (1137, 54),
     "analysis": (4401, 216),
     "analysis/compare": (324, 17),
     "analysis/fit": (1558, 76),
@@ -38,10 +38,10 @@ BUDGET = {
     "report/kit": (617, 29),
     "report/page": (1654, 74),
     "runtimes": (108, 3),
-    "strain": (6399, 343),
+    "strain": (6093, 331),
     "studies": (6421, 368),
     "text": (533, 51),
-    "total": (58078, 3218),
+    "total": (57817, 3208),
 }
 """Of each folder with Python files, those of folders below it left out: lines and functions."""
 
