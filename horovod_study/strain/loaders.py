@@ -5,8 +5,8 @@ prefetch     the same in a thread, a few batches ahead of the step
 device       copy all training curves to the device once, gather there
 dataloader   torch's DataLoader: one curve at a time, collated, in the trainer or in processes of its own
 
-A batch is valid until the next one is asked for. `horovod-study bench loading` compares the ways on the machine at
-hand. Letters: B curves in a batch, C = 3 channels, L = 201 points, P = 2 targets.
+A batch is valid until the next one is asked for: prefetch fills its buffers again. `horovod-study bench loading`
+compares the ways on the machine at hand. Letters: B curves in a batch, C = 3 channels, L = 201 points, P = 2 targets.
 """
 
 import atexit
@@ -15,13 +15,14 @@ import os
 import signal
 import sys
 import threading
-from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import islice, repeat
+from dataclasses import dataclass
+from itertools import repeat
 from multiprocessing.connection import wait
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -37,8 +38,8 @@ from horovod_study.strain.options import StrainConfig
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Curves (B, C, L) and targets (B, P), float32, on the device of the loader."""
 
-AHEAD = 2
-"""Batches of prefetch beside the one that the step has: one ready, one being gathered."""
+RING = 3
+"""Buffers of prefetch: one in use by the step, one ready, one being filled."""
 
 
 class Resident(NamedTuple):
@@ -74,7 +75,7 @@ def open_loader(config: StrainConfig, dataset: data.Dataset, batches: data.Batch
             "(page-locked memory speeds up copies to a GPU); leave it out"
         )
     if config.loader == "prefetch":
-        return _Prefetch(dataset, batches, device, pin=config.pin_memory)
+        return _Prefetch(dataset, batches, device, batch=config.batch, pin=config.pin_memory)
     if config.loader == "device":
         return _Device(dataset, batches, device)
     if config.loader == "dataloader":
@@ -123,41 +124,89 @@ class _Memory:
         pass
 
 
-class _Prefetch(_Memory):
-    """The same in a thread, AHEAD batches before the step asks for them; gathering runs without Python's lock.
+@dataclass(slots=True)
+class _Slot:
+    """One buffer of the ring, in the memory of the host."""
+
+    curves: torch.Tensor  # (B, C, L)
+    targets: torch.Tensor  # (B, P)
+    copied: Any = None  # the CUDA event after which the buffer may be filled again
+
+
+class _Prefetch:
+    """A thread gathers the next batches into a ring of buffers; gathering runs without Python's lock.
 
     To a GPU the thread copies on a stream of its own, and the stream of the step waits for the copy of its batch.
     """
 
-    def __init__(self, dataset: data.Dataset, batches: data.Batches, device: torch.device, *, pin: bool) -> None:
-        super().__init__(dataset, batches, device, pin=pin)
+    note = ""
+
+    def __init__(
+        self, dataset: data.Dataset, batches: data.Batches, device: torch.device, *, batch: int, pin: bool
+    ) -> None:
+        self._curves, self._targets = torch.from_numpy(dataset.curves), torch.from_numpy(dataset.targets)
+        self._batches, self._device = batches, device
         self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
+        self._ring = [
+            _Slot(torch.empty(batch, CHANNELS, POINTS, pin_memory=pin), torch.empty(batch, TARGETS, pin_memory=pin))
+            for _ in range(RING)
+        ]
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._free: SimpleQueue[_Slot | None] = SimpleQueue()
 
     def epoch(self, epoch: int, first: int = 0) -> Iterator[Batch]:
-        rows = iter(torch.from_numpy(self._batches.epoch(epoch)[first:]))
-        return self._read(rows, deque(self._thread.submit(self._fetch, each) for each in islice(rows, AHEAD)))
+        self.close()
+        rows = torch.from_numpy(self._batches.epoch(epoch)[first:])
+        self._free, ready = SimpleQueue(), SimpleQueue()  # type: ignore[var-annotated]
+        for slot in self._ring:
+            self._free.put(slot)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(
+            target=self._fill, args=(rows, self._free, ready, self._stop), name="prefetch", daemon=True
+        )
+        self._thread.start()
+        return self._read(len(rows), self._free, ready)
 
-    def _fetch(self, rows: torch.Tensor) -> tuple[Batch, Any]:
-        if self._stream is None:
-            return (self._gather(self._curves, rows), self._gather(self._targets, rows)), None
-        with torch.cuda.stream(self._stream):
-            batch = self._gather(self._curves, rows), self._gather(self._targets, rows)
-            return batch, self._stream.record_event()
+    def _fill(self, rows: torch.Tensor, free: Any, ready: Any, stop: threading.Event) -> None:
+        try:
+            for each in rows:
+                slot = free.get()
+                if slot is None or stop.is_set():
+                    return
+                if slot.copied is not None:
+                    slot.copied.synchronize()
+                torch.index_select(self._curves, 0, each, out=slot.curves)
+                torch.index_select(self._targets, 0, each, out=slot.targets)
+                batch = slot.curves, slot.targets
+                if self._stream is not None:
+                    with torch.cuda.stream(self._stream):
+                        batch = tuple(part.to(self._device, non_blocking=True) for part in batch)
+                        slot.copied = self._stream.record_event()
+                ready.put((slot, batch))
+        except BaseException as error:  # raised where the step waits for the batch
+            ready.put(error)
 
-    def _read(self, rows: Iterator[torch.Tensor], ahead: deque[Future[tuple[Batch, Any]]]) -> Iterator[Batch]:
-        while ahead:
-            batch, copied = ahead.popleft().result()
-            ahead.extend(self._thread.submit(self._fetch, each) for each in islice(rows, 1))
-            if copied is not None:
+    def _read(self, count: int, free: Any, ready: Any) -> Iterator[Batch]:
+        for _ in range(count):
+            item = ready.get()
+            if isinstance(item, BaseException):
+                raise item
+            slot, batch = item
+            if self._stream is not None:
                 step_stream = torch.cuda.current_stream(self._device)
-                step_stream.wait_event(copied)
+                step_stream.wait_event(slot.copied)
                 for part in batch:
                     part.record_stream(step_stream)  # its memory was taken on the other stream
             yield batch
+            free.put(slot)
 
     def close(self) -> None:
-        self._thread.shutdown(cancel_futures=True)
+        if self._thread is not None:
+            self._stop.set()
+            self._free.put(None)
+            self._thread.join()
+            self._thread = None
 
 
 class _Device:
