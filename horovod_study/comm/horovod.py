@@ -75,7 +75,7 @@ class HorovodBackend(Averaging):
         if problem := _why_not(wanted, controller, built, self.transport):
             raise BackendError(problem)
         # Read by the libraries when Horovod starts. Without this project's patches it takes no notice of one of them.
-        known = any(_names(library, _IDLE) for library in Path(hvd.__file__).parent.glob("mpi_lib_v2*.so"))
+        known = any(_mentions(library, _IDLE) for library in Path(hvd.__file__).parent.glob("mpi_lib_v2*.so"))
         self.settings = settings.apply(f"horovod/{self.transport}", config=config, unknown=() if known else (_IDLE,))
         self._mpi = kept_mpi(controller) if config.timeline_steps else None
         # Its stall inspector names who is missing after up to four of these, before liveness.py ends the run.
@@ -322,7 +322,7 @@ def horovod_places(hosts: Sequence[str]) -> list[dict[str, Any]]:
     return places
 
 
-def _names(library: Path, variable: str) -> bool:
+def _mentions(library: Path, variable: str) -> bool:
     with library.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return content.find(variable.encode()) >= 0
 

@@ -129,13 +129,17 @@ def require_limits(launch: Launch) -> None:
 
 def require_rendezvous(environ: Mapping[str, str]) -> None:
     """Raise BackendError where HOROVOD_RANK is set, but no horovodrun answers: Horovod would wait, or abort in MPI."""
+    address = environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
+    port = whole_number("HOROVOD_GLOO_RENDEZVOUS_PORT", environ, low=1, high=65535)
     try:
-        port = whole_number("HOROVOD_GLOO_RENDEZVOUS_PORT", environ, low=1, high=65535)
-        socket.create_connection((environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], port or 0), timeout=10.0).close()
-    except (KeyError, OSError, UnicodeError) as error:
+        if not address or port is None:
+            raise OSError("not set")
+        socket.create_connection((address, port), timeout=10.0).close()
+    except (OSError, UnicodeError) as error:
         raise BackendError(
             f"environment variable HOROVOD_RANK is set, but no horovodrun answers at HOROVOD_GLOO_RENDEZVOUS_ADDR and "
-            f"_PORT ({error}); start with horovodrun, or unset the variables HOROVOD_RANK and HOROVOD_SIZE"
+            f"_PORT, {address!a} and {port} ({error}); start with horovodrun, or unset the variables HOROVOD_RANK and "
+            "HOROVOD_SIZE"
         ) from None
 
 
@@ -146,13 +150,12 @@ def meeting_at(host: str, port: int, rank: int) -> Iterator[None]:
         yield
     except (RuntimeError, OSError) as error:  # torch has several for this
         if rank == 0 and "EADDRINUSE" in str(error):
-            told = (
-                f"port {port} of {host} is taken by another program, so the ranks cannot meet there; start again, or "
-            )
-            raise BackendError(f"{told}set MASTER_PORT to a free port") from None
+            taken = f"port {port} of {host} is taken by another program, so the ranks cannot meet there"
+            raise BackendError(f"{taken}; start again, or set MASTER_PORT to a free port") from None
         raise BackendError(
             f"rank {rank} cannot meet the others at {host}:{port} ({first_line(error)}); check that the host of rank 0 "
-            f"is {host}, and that the other hosts reach it"
+            f"is {host}, and that the other hosts reach it; where hosts have several networks, set GLOO_SOCKET_IFNAME "
+            "or NCCL_SOCKET_IFNAME"
         ) from None
 
 

@@ -128,9 +128,11 @@ class Liveness:
             if waited_s < self._timeout_s:
                 continue
             if self._backend is None:
+                launch, at = self._launch, os.environ.get("MASTER_ADDR") if self._launch.launcher != "torchrun" else ""
+                where = f" (at {at}:{os.environ.get('MASTER_PORT')})" if at else ""
                 self._end(
-                    f"rank {self._launch.rank} of {self._launch.workers} waited {self._timeout_s:g} s for the other "
-                    "ranks to start; start all ranks with the same options, or raise --start-timeout-s"
+                    f"rank {launch.rank} of {launch.workers} waited {self._timeout_s:g} s for the other ranks to "
+                    f"start{where}; start all ranks with the same options, or raise --start-timeout-s"
                 )
             if not (lost := self._seen()) and waited_s < self._timeout_s * self.patience:
                 continue
@@ -168,7 +170,8 @@ class Liveness:
         backend, how = self._backend, "not come to the end of"
         advice = "look at its last lines and its host, or raise --stall-timeout-s"
         if not lost:
-            return f"{self._names[backend.rank]} {what}, and {backend.name}/{backend.transport} {UNNAMED}; {advice}"
+            others = "look at the last lines of the others, or raise --stall-timeout-s"
+            return f"{self._names[backend.rank]} {what}, and {backend.name}/{backend.transport} {UNNAMED}; {others}"
         here = [self._here[rank] for rank in lost if rank in self._here]
         if not all(alive.runs(*each) for each in here):
             how, advice = "died or left during", "look for its last lines, or for lack of memory in the system's log"

@@ -173,7 +173,7 @@ class _GroupRaw(Raw):
         one_host = len(set(hosts)) == 1
         address = "127.0.0.1" if one_host else hosts[0]  # names of single machines often resolve to nothing
         own: Any = None
-        with fail_together(backend), meeting_at(address, 0, backend.rank):
+        with fail_together(backend):
             if backend.rank == 0:
                 own = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
         port = backend.gather(own.port if own else None)[0]

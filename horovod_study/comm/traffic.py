@@ -247,9 +247,8 @@ def told_by_nccl(found: Mapping[str, Any], logs: Sequence[Mapping[str, Any]], ho
 
 
 _USING = re.compile(r"NET/(IB|Socket) : Using (.*?)(?:; OOB.*)?$", re.MULTILINE)
-_DEVICE = re.compile(
-    r"\[(\d+)\](?:=\{([^}]*)\}|(\S+))"
-)  # several ports may be one: [0]={[0] mlx5_0:1/IB, [1] mlx5_1:1/IB}
+# several ports may be one: [0]={[0] mlx5_0:1/IB, [1] mlx5_1:1/IB}
+_DEVICE = re.compile(r"\[(\d+)\](?:=\{([^}]*)\}|(\S+))")
 _VIA = re.compile(r"\bvia (P2P|SHM|NET|COLLNET)/(AWS Libfabric|[A-Za-z]\w*(?: pointer)?)(?:/(\d+))?")
 
 

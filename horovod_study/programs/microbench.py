@@ -434,7 +434,9 @@ def measure_collectives(
 
 def in_words(size: int) -> str:
     """Return a size in bytes for readers, in powers of 1024 where it is a whole number of them."""
-    whole = (f"{size // factor} {unit}" for unit, factor in (("MB", 2**20), ("kB", 2**10)) if size % factor == 0)
+    whole = (
+        f"{size // factor} {unit}" for unit, factor in (("MB", 2**20), ("kB", 2**10)) if size and size % factor == 0
+    )
     return next(whole, f"{size:,} B")
 
 

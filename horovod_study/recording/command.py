@@ -577,7 +577,8 @@ def _why_failed(training: RankGroup) -> str:
 def _too_few(training: RankGroup, warmup: int, steps: Sequence[NotedSteps]) -> str:
     """Return what leaves nothing to measure, "" where there is something."""
     made, rank = min((len(own), number) for number, own in enumerate(steps))
-    who, told = f"rank {rank}: " if len(steps) > 1 else "", training.ranks[0].opened["told"]
+    unequal = len({len(own) for own in steps}) > 1
+    who, told = f"rank {rank}: " if unequal else "", training.ranks[0].opened["told"]
     if made > warmup:
         return ""
     if told and not made:
@@ -718,10 +719,10 @@ def close_left(folder: Path) -> None:
                 trainings = []
             if trainings:
                 say(f"horovod-study record: {out} was left by a recorder that was killed, and is closed")
-            run = CommandRun(out, meeting, asked["options"], asked["about"], over=True)
-            for number, training in enumerate(trainings[:MAX_TRAININGS], 1):
-                training.ended = "without its recorder, which was killed"
-                run.write(training, number, failed="")
+                run = CommandRun(out, meeting, asked["options"], asked["about"], over=True)
+                for number, training in enumerate(trainings[:MAX_TRAININGS], 1):
+                    training.ended = "without its recorder, which was killed"
+                    run.write(training, number, failed="")
         shutil.rmtree(meeting, ignore_errors=True)
 
 
