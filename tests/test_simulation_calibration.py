@@ -489,7 +489,8 @@ def test_the_figure_shows_every_scenario_and_every_part() -> None:
     assert "waiting for the cycle" not in words
 
     json.dumps(simulation_content(table, found, []), allow_nan=False)
-    assert "nan" not in simulation_text(table, found)
+    text = simulation_text(table, found)
+    assert "nan" not in text and text.count("[") == 0, "without an interval nothing says what its brackets are"
 
 
 def test_the_figure_of_the_validation_shows_rounds_and_medians() -> None:
