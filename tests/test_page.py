@@ -266,7 +266,7 @@ def test_doubts_are_grouped_and_what_is_missing_comes_first(golden):
         part: "parts",
     }
 
-    found = doubts_of({"doubts": [*told], "doubt_kinds": [*told.values()]}, {"a": "Horovod/MPI"})
+    found = doubts_of({"doubts": [*told], "doubt_kinds": [*told.values()]}, {"a": "Horovod/MPI"}, {})
 
     golden([each.text for each in found], "4 runs", "Horovod/MPI", "20 %", "1 worker", "2 workers", "6 %", "odd.")
     assert all(each.remedy and each.command for each in found)
@@ -275,7 +275,7 @@ def test_doubts_are_grouped_and_what_is_missing_comes_first(golden):
 def test_a_doubt_has_the_remedy_of_its_kind_whatever_its_words():
     table, *kinds = get_args(culprits.Kind)
 
-    found = doubts_of({"doubts": [f"{place}." for place in range(len(kinds))], "doubt_kinds": kinds}, {})
+    found = doubts_of({"doubts": [f"{place}." for place in range(len(kinds))], "doubt_kinds": kinds}, {}, {})
 
     assert tuple(REMEDIES) == (table, *kinds)
     assert [(each.remedy, each.command) for each in found] == [REMEDIES[kind] for kind in kinds]
@@ -285,7 +285,7 @@ def test_what_to_do_about_the_numbers_of_a_table_is_nothing_that_runs_a_study():
     told, kinds = ["of a table.", "a: repeats spread by 20 % at 1 worker."], ["table", "unsteady"]
 
     of_runs, of_table = (
-        doubts_of({"doubts": told[first:], "doubt_kinds": kinds[first:]}, {"a": "A"})[-1] for first in (1, 0)
+        doubts_of({"doubts": told[first:], "doubt_kinds": kinds[first:]}, {"a": "A"}, {})[-1] for first in (1, 0)
     )
 
     assert of_runs.text == of_table.text

@@ -15,7 +15,7 @@ from itertools import chain, repeat
 from operator import itemgetter
 from pathlib import Path
 from string import ascii_lowercase
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -687,9 +687,7 @@ def told_doubts(analysis: Analysis) -> list[ToldDoubt]:
     return doubts_of(analysis.provenance, names_of(analysis), found)
 
 
-def doubts_of(
-    provenance: Mapping[str, Any], labels: Mapping[str, str], runs: Mapping[str, str] = MappingProxyType({})
-) -> list[ToldDoubt]:
+def doubts_of(provenance: Mapping[str, Any], labels: Mapping[str, str], runs: Mapping[str, str]) -> list[ToldDoubt]:
     """Return the doubts of Analysis.provenance, the worst first; `labels`: names_of, `runs`: a run of each series.
 
     A doubt that SHARED series have in common stands at the place of the first, with their names. Commands name the
