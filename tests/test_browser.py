@@ -399,7 +399,7 @@ def test_on_paper_nothing_is_cut_off_and_the_colours_are_those_of_the_day(browse
     if shutil.which("pdftotext") is None:
         pytest.skip("pdftotext is not installed (poppler-utils): the text of the printed page is not read")
     text = subprocess.run(["pdftotext", "-layout", tmp_path / "report.pdf", "-"], capture_output=True, text=True).stdout
-    for word in ("Laws and forecast", "Doubts", "How it was measured", "All points"):
+    for word in ("Laws and forecast", "Doubts", "What to type", "How it was measured", "All points"):
         assert word in text, word
     for word in ("Definitions", "How to read", "Karp-Flatt"):
         assert word not in text, "it is folded"

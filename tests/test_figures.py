@@ -22,7 +22,7 @@ from horovod_study.analysis.study import analyze
 from horovod_study.errors import ConfigError
 from horovod_study.report import grammar as panels
 from horovod_study.report.figures import catalogue
-from horovod_study.report.kit import style
+from horovod_study.report.kit import files, style
 
 LOOKS = {
     "text sans": style.FigureFormat(),
@@ -234,6 +234,16 @@ def test_ticks_are_measured_counts_or_of_many_round_ones(counts, logarithmic, ti
         panels.count_axis(axes, list(counts), max(counts), 4.0, logarithmic=logarithmic)
 
         assert list(axes.get_xticks()) == ticks
+
+
+def test_a_caption_says_for_which_letters_there_is_no_glyph(tmp_path):
+    with style.style():
+        figure = Figure(figsize=(3, 2))
+        figure.text(0.1, 0.5, "\u5bcc\u5cb3: Horovod/MPI \u2265 2")
+    files.write_result(tmp_path, {"it.txt": "What is drawn."}, {"it": lambda _: figure})
+
+    (words,) = (tmp_path / "it.txt").read_text().splitlines()
+    assert words == "What is drawn. Boxes stand for letters without a glyph in DejaVu Sans: \u5bcc\u5cb3"
 
 
 # ---------------------------------------------------------------------------------------------------- colours

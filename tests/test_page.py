@@ -266,7 +266,7 @@ def test_doubts_are_grouped_and_what_is_missing_comes_first(golden):
         part: "parts",
     }
 
-    found = doubts_of({"doubts": [*told], "doubt_kinds": [*told.values()]}, {"a": "Horovod/MPI"})
+    found = doubts_of({"doubts": [*told], "doubt_kinds": [*told.values()]}, {"a": "Horovod/MPI"}, {})
 
     golden([each.text for each in found], "4 runs", "Horovod/MPI", "20 %", "1 worker", "2 workers", "6 %", "odd.")
     assert all(each.remedy and each.command for each in found)
@@ -275,7 +275,7 @@ def test_doubts_are_grouped_and_what_is_missing_comes_first(golden):
 def test_a_doubt_has_the_remedy_of_its_kind_whatever_its_words():
     table, *kinds = get_args(culprits.Kind)
 
-    found = doubts_of({"doubts": [f"{place}." for place in range(len(kinds))], "doubt_kinds": kinds}, {})
+    found = doubts_of({"doubts": [f"{place}." for place in range(len(kinds))], "doubt_kinds": kinds}, {}, {})
 
     assert tuple(REMEDIES) == (table, *kinds)
     assert [(each.remedy, each.command) for each in found] == [REMEDIES[kind] for kind in kinds]
@@ -285,7 +285,7 @@ def test_what_to_do_about_the_numbers_of_a_table_is_nothing_that_runs_a_study():
     told, kinds = ["of a table.", "a: repeats spread by 20 % at 1 worker."], ["table", "unsteady"]
 
     of_runs, of_table = (
-        doubts_of({"doubts": told[first:], "doubt_kinds": kinds[first:]}, {"a": "A"})[-1] for first in (1, 0)
+        doubts_of({"doubts": told[first:], "doubt_kinds": kinds[first:]}, {"a": "A"}, {})[-1] for first in (1, 0)
     )
 
     assert of_runs.text == of_table.text
@@ -295,15 +295,29 @@ def test_what_to_do_about_the_numbers_of_a_table_is_nothing_that_runs_a_study():
 
 @pytest.mark.usefixtures("no_figures")
 def test_doubts_are_in_sight_the_worst_first_and_each_says_what_to_type(analysis):
-    told = [f"a{place}: repeats spread by 20 % at {place} workers." for place in range(7)]
-    doubts = {"doubts": [*told, "1 of 4 runs gave no result."], "doubt_kinds": [*["unsteady"] * 7, "missing"]}
+    told = [f"a{place}: repeats spread by 20 % at {place} workers." for place in range(html.MAX_ROWS + 1)]
+    doubts = {"doubts": [*told, "1 of 4 runs gave no result."], "doubt_kinds": [*["unsteady"] * len(told), "missing"]}
     doubted = replace(analysis, provenance={**analysis.provenance, **doubts})
     shown = html.render(doubted).partition('<section id="doubts"')[2].partition("</section>")[0]
     sight = shown.partition("<details")[0]
 
-    assert sight.count("repeats spread") == 7
+    assert sight.count("repeats spread") == len(told)
     assert sight.index("gave no result") < sight.index("repeats spread")
-    assert sight.count(f"<code>horovod-study run {analysis.provenance['commands'][0].split()[-1]}") == 8
+    assert sight.count(f"<code>horovod-study run {analysis.provenance['commands'][0].split()[-1]}") == len(told) + 1
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_what_to_type_names_the_run_with_most_workers_of_the_series(analysis):
+    runs = analysis.runs[analysis.runs["status"] == "done"].sort_values("workers", kind="stable")
+    names = dict(zip(runs["series"], runs["run"], strict=True))
+    doubts = [*(f"{series}: parts do not add up, case {place}." for place, series in enumerate(names)), "odd."]
+    kinds = {"doubts": doubts, "doubt_kinds": [*["parts"] * len(names), "other"]}
+    shown = html.render(replace(analysis, provenance={**analysis.provenance, **kinds}))
+
+    assert len(set(names.values())) > 2
+    for run in (*names.values(), runs["run"].iloc[-1]):
+        assert re.search(rf"<code>horovod-study explain \S*{re.escape(run)}</code>", shown)
+    assert "RUN_DIR" not in shown
 
 
 def test_marks_of_several_series_at_one_count_do_not_hide_each_other():

@@ -489,7 +489,10 @@ def test_the_figure_shows_every_scenario_and_every_part() -> None:
     assert "waiting for the cycle" not in words
 
     json.dumps(simulation_content(table, found, []), allow_nan=False)
-    assert "nan" not in simulation_text(table, found)
+    bare = table.assign(**{name: math.nan for name in table if re.search("_(low|high)(_s)?$", name)})
+    with_ends, without = simulation_text(table, found), simulation_text(bare, found)
+    assert "nan" not in with_ends + without
+    assert "[95 % interval]" in with_ends and "[" not in without, "brackets are told where there are some"
 
 
 def test_the_figure_of_the_validation_shows_rounds_and_medians() -> None:

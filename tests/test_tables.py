@@ -20,6 +20,7 @@ from make.synthetic_runs import run_table
 import horovod_study
 from horovod_study.analysis.study import analyze
 from horovod_study.errors import RecordError
+from horovod_study.report import export
 from horovod_study.report.kit import files
 from horovod_study.report.kit.files import latex, to_csv, to_latex
 from horovod_study.report.page.tables import answer_lines, headline, tables, write_tables
@@ -234,6 +235,16 @@ def test_doubts_stand_at_the_numbers_they_are_about(made):
 
     assert marked == set(notes)
     assert "no run of this cell gave a result." in notes.values()
+
+
+def test_the_holdout_table_says_how_fewer_hidden_counts_came_out(made):
+    (told,) = made["holdout"].groups[0].title.under
+
+    assert told.startswith("hiding one count, then two, and so on: 3 forecasts, median error ")
+
+
+def test_print_has_the_jump_of_the_step_which_a_verdict_may_be_about(made):
+    assert "Jump of" in to_latex(made["boundary"]) and "boundary" in export.RESULTS
 
 
 def test_laws_name_the_selected_one_and_keep_the_rest_for_the_csv(analysis, made):

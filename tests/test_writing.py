@@ -310,6 +310,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def quick() -> Iterator[None]:
     """Pictures and the page are made in no time: what is tested is where they are written."""
     with figures_only("speedup", "breakdown"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kit_files, "without_glyph", lambda figure: "")
         for module in (style, kit_files):
             patch.setattr(module, "to_bytes", lambda figure, form: f"{form} {EDITION['number']}\n".encode() * 500)
             patch.setattr(module, "settled", lambda figure: figure)

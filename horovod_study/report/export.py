@@ -264,7 +264,7 @@ def _belongs(directory: Path, source: Mapping[str, Any]) -> tuple[dict[str, Path
 
 
 FIGURES = ("speedup", "efficiency", "breakdown", "boundary", "transport_ratio", "forecast")
-RESULTS = ("points", "transports", "laws", "forecast", "targets")
+RESULTS = ("points", "boundary", "transports", "laws", "forecast", "targets")
 APPENDIX = ("measurement", "environment", "failed")
 """Figures and tables that are taken where the study has them, in this order."""
 

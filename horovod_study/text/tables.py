@@ -19,8 +19,7 @@ NOTHING = "\u2013"  # in a cell without a value: unknown is not zero
 Row: TypeAlias = Mapping[Any, Any]
 
 SCALES = {
-    "ms": 1e3, "\u00b5s": 1e6, "mJ": 1e3, "\u00b5J": 1e6, "minutes": 60.0, "seconds": 3600.0,
-    "%": 100.0, "10\u207b\u2074": 1e4, "10\u2076": 1e-6,
+    "ms": 1e3, "\u00b5s": 1e6, "mJ": 1e3, "minutes": 60.0, "%": 100.0, "10\u207b\u2074": 1e4, "10\u2076": 1e-6,
 }  # fmt: skip
 """What turns seconds, joules, hours, shares, errors and counts into the unit of a column."""
 

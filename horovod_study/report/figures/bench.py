@@ -363,7 +363,8 @@ def simulation_text(table: pd.DataFrame, calibration: Scenario) -> str:
         blocks.append([f"{name}", *to_lines(made)])
     parts = "".join(f"; {part}: {_SIMULATED[part].label}" for part in PARTS[1:] if part in heads)
     hidden = ["hidden: communication behind backward, not part of the step"] * ("hidden" in heads)
-    of_one = "efficiency: of one worker that computes alone; [95 % interval]"
+    ends = "; [95 % interval]" * any("[" in line for _, *lines in blocks[1:] for line in lines)
+    of_one = f"efficiency: of one worker that computes alone{ends}"
     blocks.append([f"parts of a step add up to it{parts}", of_one, *hidden])
     return "\n\n".join("\n".join(lines) for lines in blocks).replace(THIN, ",")
 

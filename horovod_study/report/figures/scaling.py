@@ -194,7 +194,7 @@ def weak_scaling(analysis: Analysis) -> Figure | None:
         yield _rates(own[own[f"{_RATE}_median"].notna()], analysis)
 
     words = [
-        "Weak scaling: every worker keeps its batch. Ideal: N times the throughput of the baseline.",
+        "Throughput against workers, weak scaling: every worker keeps its batch. Ideal: N times that of the baseline.",
         "lowest to highest repeat",
     ]
     sides = [(layers, f"1000 {analysis.rate_unit}", {"log": "xy"})]

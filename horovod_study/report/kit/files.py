@@ -17,7 +17,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from horovod_study.files import csv_of, result_folder, write_file, writing
-from horovod_study.report.kit.style import TEXT, FigureFormat, settled, style, to_bytes
+from horovod_study.report.kit.style import FAMILIES, TEXT, FigureFormat, settled, style, to_bytes, without_glyph
 from horovod_study.text.numbers import MINUS, THIN
 from horovod_study.text.tables import Cell, Column, Table, printed
 from horovod_study.text.words import one_line, plural
@@ -38,12 +38,15 @@ def write_result(
     Figures become PDF, SVG, PNG in the width and letters of `look`. A content is a text, lines, a table (CSV) or a
     document (JSON). Raises RecordError, which says to choose a writable `choose`.
     """
-    paths = list[Path]()
+    paths, contents = list[Path](), dict(contents)
     with writing(directory, f"choose a writable {choose}"):
         result_folder(directory)
         with style(look):
             for name, draw in (figures or {}).items():
                 figure = settled(draw(look.width_in))
+                if boxes := without_glyph(figure):
+                    told = f"Boxes stand for letters without a glyph in {' and '.join(FAMILIES[look.font])}: {boxes}"
+                    contents[f"{name}.txt"] = f"{contents.get(f'{name}.txt', '')} {told}".lstrip()
                 paths += [write_file(directory / f"{name}.{form}", to_bytes(figure, form)) for form in FORMATS]
         for name, each in contents.items():
             text = csv_of(each) if isinstance(each, pd.DataFrame) else each

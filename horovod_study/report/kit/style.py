@@ -17,7 +17,8 @@ from typing import Any, TypeAlias
 import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.text import Text
 from matplotlib.textpath import TextToPath
 
 from horovod_study.analysis.series.points import REPORTED
@@ -209,7 +210,7 @@ def style(look: FigureFormat = TEXT, **changes: Any) -> Iterator[None]:
     own = {name.replace("__", "."): value for name, value in changes.items()}
     settings: dict[Any, Any] = {**_RC, "font.family": FAMILIES[look.font], **letters, **own}
     with mpl.rc_context(), warnings.catch_warnings():
-        # A letter that the fonts lack is a box on paper, and itself on the page.
+        # A letter that the fonts lack is a box on paper, which the caption says, and itself on the page.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         mpl.rcdefaults()
         mpl.rcParams.update(settings)
@@ -234,6 +235,13 @@ def _line_in(line: str, size: float, family: tuple[str, ...]) -> float:
     properties = FontProperties(family=list(family), size=size)
     width_pt, _, _ = TextToPath().get_text_width_height_descent(line, properties, ismath=False)
     return float(width_pt) / 72
+
+
+def without_glyph(figure: Figure) -> str:
+    """Return the letters in a figure that its fonts have no glyph for, each once; inside style()."""
+    known = [get_font(findfont(family)).get_charmap() for family in mpl.rcParams["font.family"]]
+    letters = {letter for text in figure.findobj(Text) for letter in text.get_text() if letter != "\n"}
+    return "".join(sorted(letter for letter in letters if not any(ord(letter) in each for each in known)))
 
 
 def folded(text: str, room_in: float) -> str:

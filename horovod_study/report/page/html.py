@@ -67,8 +67,8 @@ SECTIONS = {
 }
 """What follows the answer, in its order, by id: title, and the names of its figures, of its tables in sight and folded.
 
-A table of more than MAX_ROWS rows is folded, too; where nothing is in sight, the first of the others is. The last one
-has, folded, the figures that no section shows."""
+A table of more than MAX_ROWS rows is folded, too, but for the doubts; where nothing is in sight, the first of the
+others is. The last one has, folded, the figures that no section shows."""
 
 
 def write_report(
@@ -153,7 +153,7 @@ def _sections(
                 rows = sum(len(group.rows) for group in table.groups)
                 kind = "broad" if any(group.title for group in table.groups) else "flat"
                 heading = {"against": "Metric", "environment": "Runs"}.get(table.name, "Series")
-                in_sight = (table.name in in_front or table in first) and rows <= MAX_ROWS
+                in_sight = (table.name in in_front or table in first) and (rows <= MAX_ROWS or table.name == "doubts")
                 shown.append(("" if in_sight else table.title, to_html(table, groups=heading, kind=kind)))
             told = {"lead": lead, "figures": figures, "more": more if place == "points" else [], "tables": shown}
             found.append({"place": place, "title": title, **told})

@@ -6,6 +6,7 @@ has no value is left out: a table, a column.
 
 import math
 import re
+import shlex
 from collections import Counter, namedtuple
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -269,7 +270,13 @@ def _forecast(analysis: Analysis) -> pd.DataFrame:
 def _holdout(analysis: Analysis) -> pd.DataFrame:
     rows, data = [], []
     for series, scored in analysis.holdout["series"].items():
-        shared = {"series": series, "_doubts": scored["doubts"]}
+        rolling, under = scored["rolling"], ""
+        if rolling is not None and rolling["targets"] > sum(each["law"] == COMBINED for each in scored["forecasts"]):
+            under = (
+                f"hiding one count, then two, and so on: {plural(rolling['targets'], 'forecast')}, median error "
+                f"{percent(rolling['median_ape'])}, {percent(rolling['coverage'])} in the interval"
+            )
+        shared = {"series": series, "_under": under, "_doubts": scored["doubts"]}
         if scored["why_not"]:
             told = Cell(f"not scored: {scored['why_not']}", warning=True, page_only=True)
             rows.append({**shared, "_method": told})
@@ -456,7 +463,7 @@ _TABLES: Mapping[str, SimpleNamespace] = {
         Column("After", "number", "more_sync_s", "ms"),
         Column("Jump", "change", "jump_s low_s high_s", "ms", strong=True),
         Column("Beyond\ngrowth", "change", "beyond_s beyond_low_s beyond_high_s", "ms", page_only=True),
-        Column("Jump of\nthe step", "interval", "step_jump_s step_low_s step_high_s", "ms", page_only=True),
+        Column("Jump of\nthe step", "interval", "step_jump_s step_low_s step_high_s", "ms"),
         Column("Verdict", "text", _resolved),
     ),
     "transports": _declared(
@@ -671,14 +678,20 @@ def names_of(analysis: Analysis) -> dict[str, str]:
 
 def told_doubts(analysis: Analysis) -> list[ToldDoubt]:
     """Return the doubts of a study as the page tells them, the worst first."""
-    return doubts_of(analysis.provenance, names_of(analysis))
+    runs, found = analysis.runs, dict[str, str]()  # the run with most workers of each series, and by "" of all
+    if {"series", "run", "study", "status"} <= set(runs.columns):
+        done = runs[(runs["status"] == "done") & (runs["study"] != "train")].sort_values("workers", kind="stable")
+        for series, study, run in done[["series", "study", "run"]].itertuples(index=False):
+            within = run if run.startswith(f"{study}/") else f"{study}/{run}"
+            found[series] = found[""] = shlex.quote(f"runs/{within}")
+    return doubts_of(analysis.provenance, names_of(analysis), found)
 
 
-def doubts_of(provenance: Mapping[str, Any], labels: Mapping[str, str]) -> list[ToldDoubt]:
-    """Return the doubts of Analysis.provenance, the worst first; `labels`: names_of.
+def doubts_of(provenance: Mapping[str, Any], labels: Mapping[str, str], runs: Mapping[str, str]) -> list[ToldDoubt]:
+    """Return the doubts of Analysis.provenance, the worst first; `labels`: names_of, `runs`: a run of each series.
 
     A doubt that SHARED series have in common stands at the place of the first, with their names. Commands name the
-    files of the study or of the table where those that made it name one.
+    files of the study or of the table where those that made it name one, and the run with most workers.
     """
     doubts, kinds = provenance["doubts"], provenance.get("doubt_kinds") or ()
     ranks, files = list(REMEDIES), _files(provenance.get("commands") or ())
@@ -697,7 +710,9 @@ def doubts_of(provenance: Mapping[str, Any], labels: Mapping[str, str]) -> list[
         remedy, command = REMEDIES[kind]
         if "table" in kinds and kind != "table":  # which no study can measure again
             remedy, command = "add what is missing to the table, each as a row of its own", _TABLE
-        for unknown, path in files.items():
+        of = series.search(doubt)
+        run = runs.get(of[0] if of else "", runs.get("", "RUN_DIR"))
+        for unknown, path in (files | {"RUN_DIR": run}).items():
             command = command.replace(unknown, path)
         told = series.sub(lambda hit: labels[hit[0]], told)
         found.setdefault(told, (ranks.index(kind), ToldDoubt(told, names, remedy, command)))
