@@ -300,10 +300,9 @@ def result_lines(found: Inspection) -> list[str]:
     gap, rank = max(((each.gap, each.rank) for each in found.ranks if each.gap is not None), default=(None, 0))
     if gap is not None:
         unexplained = 100 * max((each.laps_s["residual"] or 0.0) / each.step_s for each in found.ranks)
-        within = f"The laps add up to the step within {100 * gap:.1f} %"
+        never = f" (rank {rank}; do not quote their shares)" if gap > 1e-6 else ""
+        within = f"The laps add up to the step within {100 * gap:.1f} %{never}"
         texts.append(f"{within}; {unexplained:.1f} % of it are outside all laps (unexplained).")
-    if gap is not None and gap > 1e-6:
-        texts.append(f"The laps miss the step by up to {100 * gap:.1f} % (rank {rank}): do not quote their shares.")
     texts += ["", *_rank_table(found), "", *_straggler_lines(found.stragglers)]
     if (pop := found.pop) is not None:
         texts.append(
