@@ -677,6 +677,7 @@ def simulate(
             ("computing takes", alone_s, 1e-18, 1e18, "s"),
             ("gradients have", scenario.gradient_bytes, 1e-12, 1e24, "bytes"),
             ("a cycle takes", scenario.runtime.cycle_s, 0, 3600, "s"),
+            ("the runtime takes", scenario.runtime.overhead_s, 0, 1e18, "s"),
         )
         for what, value, least, most, unit in products:
             if not least <= value <= most:
