@@ -30,7 +30,7 @@ PROGRAMS = {  # what is looked for -> the package it comes with
     "chromium": "chromium",
     "npm": "npm",
     "pdflatex": "texlive-latex-recommended",
-    "fig4latex": "texlive-pictures",  # which has pgf.sty, too
+    "fig4latex": "texlive-pictures",
     "pdftoppm": "poppler-utils",
 }
 ATTEMPTS = 3

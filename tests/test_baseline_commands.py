@@ -22,6 +22,8 @@ LINES = {
     "/x/mpirun -n 2 -x PYTHONPATH python3.11 t.py": "/x/mpirun -n 1 -x PYTHONPATH python3.11 t.py",
     "srun -N2 --ntasks=8 --ntasks-per-node 4 python t.py": "srun -N1 --ntasks=1 --ntasks-per-node 1 python t.py",
     "accelerate launch --num_processes 2 t.py": "accelerate launch --num_processes 1 t.py",
+    "torchrun --nproc-per-node 2 --module pkg -n 4": "torchrun --nproc-per-node 1 --module pkg -n 4",
+    "torchrun --nproc-per-node 2 --no-python ./run.sh -n 4": "torchrun --nproc-per-node 1 --no-python ./run.sh -n 4",
     "torchrun train.py": "",
     "python train.py --devices 2": "",
     "bash start.sh": "",
@@ -42,6 +44,17 @@ def test_a_folder_that_is_taken_is_not_named_and_a_batch_that_nobody_says_is_tol
     assert "a batch of 16" in text
     unknown = remedy({**run, "batch": math.nan}, batch=math.nan, taken=[])
     assert unknown.endswith(": horovod-study record --batch 8 --out r/1w -- torchrun --nproc-per-node 1 t.py")
+
+
+@pytest.mark.parametrize(
+    ("own", "batches"), [("--batch-size 8", ("16", "--batch-size 16")), ("--batch 4", ("8", "--batch 4"))]
+)
+def test_record_says_no_other_batch_than_the_script(own: str, batches: tuple[str, str]) -> None:
+    typed = f"horovod-study record --name x.py --batch 8 -- torchrun --nproc-per-node 2 t.py {own}"
+    text = remedy({"workers": 2, "batch": 8.0, "typed": typed}, batch=16, taken=[])
+
+    head, script = batches
+    assert text.endswith(f"record --name x.py --batch {head} -- torchrun --nproc-per-node 1 t.py {script}")
 
 
 def test_a_script_with_lines_of_its_own_is_started_as_its_library_is() -> None:

@@ -11,6 +11,7 @@ from make.synthetic_runs import run_table
 
 from horovod_study.analysis.series.points import scaling_points
 from horovod_study.analysis.study import analyze
+from horovod_study.analysis.sync.synchronisation import knee
 from horovod_study.report.figures import scaling, waiting
 from horovod_study.report.kit.style import COLUMN_WIDTH_IN, PRINT_WIDTH_IN
 
@@ -188,6 +189,16 @@ def test_times_faster_is_relative_to_the_smallest_batch(swept):
     for _, own in swept.batches.groupby(["series", "workers"]):
         base = own.set_index("batch")["samples_per_s_median"]
         np.testing.assert_allclose(own["times_faster"], own["samples_per_s_median"] / base[25])
+
+
+@pytest.mark.parametrize(
+    ("steps", "side"),
+    [([1e-3, 1e-3, 1e-3], "below the knee; add batches above"), ([1e-3, 2e-3, 4e-3], "above the knee")],
+)
+def test_a_knee_without_end_is_said_in_words(steps, side):
+    note = knee([32, 64, 128], steps)["note"]
+
+    assert f"every batch measured is {side}" in note and "inf" not in note and "nan" not in note
 
 
 def test_every_identified_knee_stands_on_its_line(swept, golden):

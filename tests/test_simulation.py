@@ -537,6 +537,19 @@ def changed(text: str, *counts: int, **changes: Any) -> tuple[pd.Series, pd.Seri
     return table.iloc[0], table.iloc[-1]
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (",".join(["batch=1e9x"] * 9), "more than 1e.12 samples"),
+        (",".join(["gradients=1e-9x"] * 40), "allowed: 1e-12 to"),
+        ("cycle=5000000", "at most 3,600,000"),
+    ],
+)
+def test_products_and_values_without_end_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        changed(text)
+
+
 def test_half_the_bytes_take_half_the_transfer() -> None:
     for text in ("gradients=fp16", "gradients=bf16", "gradients=0.5x", "bandwidth=2x"):
         before, after = changed(text)

@@ -19,7 +19,6 @@ from horovod_study.analysis.stats import (
     Z95,
     Interval,
     around,
-    binomial_tail,
     bootstrap_means,
     difference,
     fewest_blocks,
@@ -96,9 +95,8 @@ def test_quantiles_of_students_t_are_scipys_to_the_last_bit(p: float) -> None:
     assert math.isnan(t_quantile(p, 0.0)) and math.isnan(t_quantile(p, math.nan))
 
 
-@given(st.integers(0, 60), st.integers(1, 60), st.floats(0.001, 0.999))
-def test_tails_are_scipys(hits: int, n: int, p: float) -> None:
-    assert binomial_tail(hits, n, p) == pytest.approx(scipy_stats.binom.sf(hits - 1, n, p), rel=1e-12)
+@given(st.integers(1, 60), st.floats(0.001, 0.999))
+def test_tails_are_scipys(n: int, p: float) -> None:
     assert t_p(p, 0.1, float(n)) == pytest.approx(2 * scipy_stats.t.sf(p / 0.1, n))
     assert lack_of_fit_p(10 * p, 1.0, (2, n)) == pytest.approx(scipy_stats.f.sf(10 * p / 2 * n, 2, n))
 

@@ -115,13 +115,6 @@ def t_p(difference: float, error: float, freedom: float) -> float:
     return float(2 * special.stdtr(freedom, -abs(difference) / error))
 
 
-def binomial_tail(hits: int, n: int, p: float) -> float:
-    """Return the probability of `hits` or more among `n` independent trials of probability `p`."""
-    from scipy import special
-
-    return 1.0 if hits <= 0 else 0.0 if hits > n else float(special.betainc(hits, n - hits + 1, p))
-
-
 def lack_of_fit_p(misfit: float, within: float, freedom: tuple[int, int]) -> float:
     """Return the p of the F test for lack of fit: means of groups miss a curve by more than groups scatter.
 

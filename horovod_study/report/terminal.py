@@ -297,9 +297,12 @@ def result_lines(found: Inspection) -> list[str]:
     window = f"{plural(found.window['steps'], 'step', ',')} from step {found.window['first_step']:,} on are looked at"
     left_out = f"{found.window['excluded']:,} before them are excluded ({found.window['by']})"
     texts = [headline(found), f"{window}; {left_out}."]
-    gap, rank = max(((each.gap or 0.0, each.rank) for each in found.ranks), default=(0.0, 0))
-    if gap > 1e-6:
-        texts.append(f"The laps miss the step by up to {100 * gap:.1f} % (rank {rank}): do not quote their shares.")
+    gap, rank = max(((each.gap, each.rank) for each in found.ranks if each.gap is not None), default=(None, 0))
+    if gap is not None:
+        unexplained = 100 * max((each.laps_s["residual"] or 0.0) / each.step_s for each in found.ranks)
+        never = f" (rank {rank}; do not quote their shares)" if gap > 1e-6 else ""
+        within = f"The laps add up to the step within {100 * gap:.1f} %{never}"
+        texts.append(f"{within}; {unexplained:.1f} % of it are outside all laps (unexplained).")
     texts += ["", *_rank_table(found), "", *_straggler_lines(found.stragglers)]
     if (pop := found.pop) is not None:
         texts.append(

@@ -357,8 +357,8 @@ def _network(bench: Mapping[str, Any]) -> SimpleNamespace:
     """The all-reduce of all gradients: seconds(workers), hosts, error of its logarithm as a part of the step, doubt."""
     source = "the micro-benchmark"
     told = fitted(bench, source=source, form=FittedModel)
-    size = told.flat_bytes
-    hosts = max((len({rank.host for rank in job.ranks}) for job in told.measured), default=1)
+    size = told.model.flat_bytes
+    hosts = max((len({rank.host for rank in job.conditions.ranks}) for job in told.measured), default=1)
     found = network_of(bench, source=source, way=None, size=size)
     error = math.hypot(_MEASURED_NETWORK, found.error)
     return SimpleNamespace(

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from pydantic import AliasPath, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 from scipy import optimize
 
 from horovod_study.analysis import stats
@@ -112,8 +112,16 @@ class _Rank(_Loose):
     host: str
 
 
+class _Conditions(_Loose):
+    ranks: list[_Rank]
+
+
 class _Job(_Loose):
-    ranks: Annotated[list[_Rank], Field(validation_alias=AliasPath("conditions", "ranks"))]
+    conditions: _Conditions
+
+
+class _Model(_Loose):
+    flat_bytes: Annotated[float, Field(gt=0)]
 
 
 class _Fitted(_Loose):
@@ -126,7 +134,7 @@ class _Fitted(_Loose):
 class FittedModel(_Fitted):
     """A bench.json that says of how many bytes the gradients of its model are, and on which hosts its ranks were."""
 
-    flat_bytes: Annotated[float, Field(gt=0, validation_alias=AliasPath("model", "flat_bytes"))]
+    model: _Model
     measured: list[_Job] = []
 
 

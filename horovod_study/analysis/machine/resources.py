@@ -266,7 +266,7 @@ def load(runs: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame(columns=list(LOAD_COLUMNS))
     ordered = profiles.sort_values(["run", "part"], kind="stable").astype(dict.fromkeys(OVER_TIME, "float64"))
     of_run, middles = ordered.groupby("run", sort=False), (np.arange(SLICES) + 0.5) / SLICES
-    since = of_run["begin_s"].transform("first", skipna=False)
+    since = of_run["begin_s"].transform(lambda begins: begins.iloc[0])
     places = [rows[(middles * len(rows)).astype(np.int64)] for rows in of_run.indices.values()]
     slices = ordered.assign(at_s=(ordered["begin_s"] + ordered["end_s"]) / 2 - since).iloc[np.concatenate(places)]
     slices["slice"] = np.tile(np.arange(SLICES), len(places))

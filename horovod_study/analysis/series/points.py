@@ -1084,7 +1084,7 @@ _RANKS = re.compile(
     r"(\s(?:-np?|--np|-N|--ntasks(?:-per-node)?|--n?nodes|--nproc[-_]per[-_]node|"
     r"--num[-_](?:proc|processes|gpus|nodes|machines))(?:[ =]|(?<=-[nN])))(?:\d+|gpu|auto)(?= |$)"
 )
-_SCRIPT = re.compile(r"\S+\.py\b| -m (?!torch\.distributed)")
+_SCRIPT = re.compile(r"\S+\.py\b| (?:-m|--module|--no[-_]python) (?!torch\.distributed)")
 
 
 def one_worker(line: str) -> str:
@@ -1116,7 +1116,8 @@ def remedy(run: Mapping[str, Any], *, batch: float, taken: Collection[str]) -> s
 def baseline_command(run: Mapping[str, Any], *, batch: float, taken: Collection[str]) -> tuple[list[str], str]:
     """Return the line for the one-worker run that `remedy` speaks of, and notes on it; "" where it is not known."""
     recorded, words = again(run, taken, "1w"), shlex.split(str(run.get("command") or ""))
-    line, way = one_worker(recorded), CARRIED.get(f"{run['backend']}/{run['transport']}") if not recorded else None
+    head, mark, command = recorded.partition(" -- ")
+    line, way = one_worker(command), CARRIED.get(f"{run['backend']}/{run['transport']}") if not recorded else None
     if way is not None and len(words) > 1:  # a script that records itself: the command of one of its ranks is known
         start = way[1].start.split()
         line = shlex.join([*start, "1", *([] if start[0] == "torchrun" else ["python"]), *words[1:]])
@@ -1124,9 +1125,12 @@ def baseline_command(run: Mapping[str, Any], *, batch: float, taken: Collection[
         return [], ""
     notes = [f"in {run['typed_in']}"] if run.get("typed_in") else []
     if batch != run["batch"] and math.isfinite(batch):
-        line = re.sub(r"(--batch[ =])\d+(?=.* -- )", rf"\g<1>{batch:.0f}", line)
-        notes.append(f"told to take a batch of {batch:.0f}")
-    return [*notes, *([] if recorded else ["with a run directory of its own"])], line
+        changed = re.sub(rf"(--batch(?:[-_]size)?[ =]){run['batch']:.0f}(?= |$)", rf"\g<1>{batch:.0f}", line)
+        notes += [f"told to take a batch of {batch:.0f}"] if changed == line else []
+        if changed != line or "--batch" not in line:  # else `record` would say what the script does not do
+            head = re.sub(r"(--batch[ =])\d+", rf"\g<1>{batch:.0f}", head)
+        line = changed
+    return [*notes, *([] if recorded else ["with a run directory of its own"])], head + mark + line
 
 
 _RECORD = argparse.ArgumentParser(add_help=False, allow_abbrev=False)

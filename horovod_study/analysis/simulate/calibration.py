@@ -220,7 +220,10 @@ def calibrate(
         (timed and ran, "--compute-ms and recorded runs both say how long a worker computes; give one of them"),
         (not (timed or ran), "nothing says how long a worker computes; give --run RUN_DIR or --compute-ms"),
         (given.compute_cv is not None and not timed, "--compute-cv belongs to --compute-ms; a run has its own scatter"),
-        (fixed is not None and not fixed <= (given.compute_ms or 0.0), "--compute-fixed-ms is a part of --compute-ms"),
+        (
+            fixed is not None and not fixed <= (given.compute_ms or 0.0),
+            "--compute-fixed-ms is a part of --compute-ms, which must be given and not be less",
+        ),
         (given.way is not None and not benches, "--way names one of those in --bench; give that too"),
         (
             given.gradient_mb is None and not (ran or benches),

@@ -673,8 +673,16 @@ def simulate(
         # One worker that is given the whole work of a step: N times the batch when it is fixed, and with it N steps.
         one = scenario.batch if weak else total
         alone_s = scenario.compute.mean_s * scenario.longer(1) * scenario.batch_factor(one)
-        if not 0 < alone_s < math.inf:  # a product of what files and options say
-            raise ConfigError(f"simulate: {name}: computing takes {alone_s:g} s by its constants; change them")
+        products = (  # of what files and options say
+            ("computing takes", alone_s, 1e-18, 1e18, "s"),
+            ("gradients have", scenario.gradient_bytes, 1e-12, 1e24, "bytes"),
+            ("a cycle takes", scenario.runtime.cycle_s, 0, 3600, "s"),
+            ("the runtime takes", scenario.runtime.overhead_s, 0, 1e18, "s"),
+        )
+        for what, value, least, most, unit in products:
+            if not least <= value <= most:
+                allowed = f"allowed: {least:g} to {most:g}"
+                raise ConfigError(f"simulate: {name}: {what} {value:g} {unit} by its constants; {allowed}")
         alone_rate = one / alone_s
         for n in counts:  # from the constants as they are
             parts, steps = _steps(scenario, n, total, fine, scenario.network, scenario.runtime)
@@ -812,7 +820,7 @@ class _Values(NamedTuple):
     wanted: str
     least: float = math.inf  # of factors; none are allowed
     most: int = 0  # of whole numbers from 1 on
-    unit: str = ""  # of a number, which may be left out
+    unit: str = ""  # of a number up to `most`, which may be left out
     words: Mapping[str, Any] = {}
 
     def read(self, value: str) -> Any:
@@ -820,7 +828,7 @@ class _Values(NamedTuple):
         if value in self.words:
             return self.words[value]
         if self.unit and (match := re.fullmatch(rf"([0-9]*\.?[0-9]+)({self.unit})?", value.lower())):
-            return float(match[1])
+            return float(match[1]) if float(match[1]) <= self.most else None
         if re.fullmatch(r"[0-9]{1,12}", value) and 1 <= int(value) <= self.most:
             return int(value)
         match = re.fullmatch(r"([0-9]*\.?[0-9]+(?:e-?[0-9]+)?)x", value.lower())
@@ -868,8 +876,9 @@ def _overhead(scenario: Scenario, factor: float) -> Scenario:
 
 def _batch(scenario: Scenario, value: float) -> Scenario:
     batch = round(scenario.batch * value) if isinstance(value, float) else value
-    if batch < 1:
-        raise ConfigError(f"simulate: {value:g} times a batch of {scenario.batch} is less than one sample")
+    if not 1 <= batch <= 1e12:
+        wrong = "less than one sample" if batch < 1 else "more than 1e+12 samples"
+        raise ConfigError(f"simulate: {value:g} times a batch of {scenario.batch} is {wrong}")
     times, known = scenario.batch_factor(batch), scenario.batch_known or scenario.batch
     changed = replace(scenario, batch=batch, batch_known=known, fixed_share=scenario.fixed_share / times)
     return _computing(changed, times)
@@ -894,8 +903,10 @@ _BYTES = _Values(f"one of {', '.join(_SHARES)}, or a factor such as 0.1x", least
 _SAMPLES = _Values("a whole number of at least 1, or a factor such as 8x", least=1e-9, most=10**12)
 _EVEN = _Values("none (all workers always take the mean time)", words={"none": "none"})
 _SLOWER = _Values("a factor from 1x on, for instance 1.5x: a slow node takes at least 1x as long", least=1.0)
-_FUSED = _Values("MiB of a fused message, for instance 0 (nothing is fused) or 64", unit="mb")
-_CYCLE = _Values("milliseconds, for instance 0 (new gradients wake it), 1 or 5ms", unit="ms")
+_FUSED = _Values("MiB of a fused message, for instance 0 (nothing is fused) or 64", most=10**9, unit="mb")
+_CYCLE = _Values(
+    "milliseconds, for instance 0 (new gradients wake it), 1 or 5ms; at most 3,600,000", most=3_600_000, unit="ms"
+)
 _CACHE = _Values(
     "on (negotiation from the response cache), off, or none (no negotiation)",
     words={"on": "cached", "off": "full", "none": "none"},

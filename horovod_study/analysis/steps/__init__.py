@@ -7,5 +7,5 @@ rank_steps.py    step rows of several ranks side by side; which rank is slow, by
 timeline.py      Horovod's timeline decomposed: where the time of a collective goes; recorded steps as such events
 traces.py        traces of torch.profiler and records of NCCL Inspector, one file a rank: who is late, what is exposed
 explanation.py   one page about a run or a study: where the time goes, who is slow, what would help;
-                 one run in detail: whether its laps add up, who was late, and what paused
+                 one run in detail: whether its laps add up, who was late, and which steps stalled
 """

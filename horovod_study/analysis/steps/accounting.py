@@ -656,7 +656,7 @@ def stalls_of(step_s: Floats, column: Callable[[str], Floats], laps: Sequence[st
     without any.
 
     count, of how many steps; mean_s: what is above the median step, as a mean over all steps; longest_s; lap: that most
-    of it is in, sync where no rank lost it itself, several; opening: whether most of them open an epoch.
+    of it is in, sync where no rank lost it itself, several, "" without laps; opening: whether most open an epoch.
 
     `column` returns another of the same rows, which are needed where there are stalls only; `laps`: those to look at.
     """
@@ -669,7 +669,7 @@ def stalls_of(step_s: Floats, column: Callable[[str], Floats], laps: Sequence[st
     worst = max((name for name in own if name != "sync_s"), key=lambda name: own[name], default="sync_s")
     epoch = column("epoch")
     first = np.diff(epoch, prepend=epoch[:1] - 1) != 0
-    cause = next((name for name in (worst, "sync_s") if own.get(name, 0.0) >= excess / 2), "several")
+    cause = next((name for name in (worst, "sync_s") if own.get(name, 0.0) >= excess / 2), "several" if own else "")
     told: dict[str, Any] = {"count": len(places), "of": len(step_s), "mean_s": excess / len(step_s)}
     told |= {"longest_s": float(step_s[places].max()), "lap": cause.removesuffix("_s")}
     return SimpleNamespace(**told, opening=bool(first[places].mean() > 1 / 2))

@@ -473,18 +473,18 @@ def answer(found: Mapping[str, Any]) -> CommunicationCost:
     Raises AnalysisError for fewer than 4 pairs of blocks.
     """
     workers, pairs, steps, blocks = int(found["workers"]), int(found["pairs"]), int(found["steps"]), found["blocks"]
+    if pairs < MIN_PAIRS or blocks.get("step_s") is None:
+        raise AnalysisError(
+            f"ablation: {pairs} pair{'s' * (pairs != 1)} of timed blocks say nothing of their spread, at least "
+            f"{MIN_PAIRS} are needed; record a run with more steps"
+        )
     places = np.asarray(blocks["pair"]), np.asarray(blocks["silent"], dtype=int), np.asarray(blocks["rank"])
     laps: dict[str, Floats] = {}  # (pairs, 2, workers): normal, silent
     for name in (*rank_steps.PARTS, "step"):
         if (column := blocks.get(f"{name}_s")) is not None:
             laps[name] = np.full((pairs, 2, workers), np.nan)
             laps[name][places] = column
-    step = laps.get("step")
-    if pairs < MIN_PAIRS or step is None:
-        raise AnalysisError(
-            f"ablation: {pairs} pair{'s' * (pairs != 1)} of timed blocks say nothing of their spread, at least "
-            f"{MIN_PAIRS} are needed; record a run with more steps"
-        )
+    step = laps["step"]
     sync = None if found["why_no_timer"] else laps.get("sync")
 
     # One column per quantity, one row per pair: what is resampled together stays together.

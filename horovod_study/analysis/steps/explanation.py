@@ -561,9 +561,9 @@ def _sizes(found: Explanation, run: RecordedRun, f: Row) -> dict[str, float | In
 
 def stall_words(stalls: SimpleNamespace) -> str:
     """Return how many steps stalled, for how long and where, of `accounting.stalls_of`."""
-    lap = {"sync": "while all ranks wait", "several": "in several laps"} | CAUSES
+    lap = {"": "", "sync": "while all ranks wait", "several": "in several laps"} | CAUSES
     many = f"{stalls.count:,} of {plural(stalls.of, 'step', ',')}"
-    return f"{many} for up to {milliseconds(stalls.longest_s)} ms {lap[stalls.lap]}"
+    return f"{many} for up to {milliseconds(stalls.longest_s)} ms {lap[stalls.lap]}".rstrip()
 
 
 def _beside(

@@ -556,6 +556,9 @@ def knee(batch: ArrayLike, step_s: ArrayLike, *, workers: float = 1.0, seed: int
             side, end = ("below", smallest) if value < smallest else ("above", largest)
             where = f"at {value:.3g}, {side} the batches measured (interval {low:.3g} to {high:.3g})"
             why = f"its estimate is {where}; add batches {side} {end:g}, or repeats"
+            if value == 0 or not np.isfinite([value, low, high]).all():
+                other_side = "above" if side == "below" else "below"
+                why = f"every batch measured is {other_side} the knee; add batches {side} {end:g}"
         doubts.insert(0, f"not identifiable: {why}")
     most = [workers / each if each > 0 else math.nan for each in (per_sample[0], per_sample[2], per_sample[1])]
     known = (value, low, high) if identified else [math.nan] * 3
