@@ -624,9 +624,9 @@ def _intervals(
     centre, slopes = _logs(values), _slopes(form, means, batch, weight)  # (3,), (3, K): per relative change of a mean
     if counts.min() >= stats.MIN_REPEATS and not missed:
         relative = np.array([each.var(ddof=1) for each in runs]) / means**2 / counts
-        parts = slopes**2 * relative  # (3, K)
-        below = np.sum(parts**2 / (counts - 1), axis=1)
-        with np.errstate(invalid="ignore"):  # one where both are infinite
+        with np.errstate(invalid="ignore"):  # a knee that is nowhere has infinite slopes
+            parts = slopes**2 * relative  # (3, K)
+            below = np.sum(parts**2 / (counts - 1), axis=1)
             freedom = np.divide(parts.sum(axis=1) ** 2, below, out=np.full_like(below, np.inf), where=below > 0)
         freedom = np.maximum(np.nan_to_num(freedom, nan=1.0, posinf=np.inf), 1.0)
         generator = np.random.default_rng(seed)
