@@ -97,7 +97,7 @@ def _train(options: argparse.Namespace, launch: Launch, stop: StopRequest) -> di
     if options.resume is None:
         config = strain_config(values, source=str(options.config) if options.config else "train")
     else:
-        from horovod_study.strain.checkpoint import plan_resume
+        from horovod_study.strain.resume import plan_resume
 
         resumption = plan_resume(options.resume, values, workers=launch.workers)
         if resumption.finished:

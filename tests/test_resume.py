@@ -26,7 +26,8 @@ from horovod_study import records, train
 from horovod_study.comm.liveness import StopRequest, Terminated
 from horovod_study.errors import BackendError, ConfigError, RecordError
 from horovod_study.records import checkpoint_paths, read_run
-from horovod_study.strain import checkpoint, trainer
+from horovod_study.strain import resume as going_on
+from horovod_study.strain import trainer
 from horovod_study.strain.checkpoint import decode, read_newest
 from horovod_study.strain.options import STRAIN
 from horovod_study.studies import lease
@@ -433,7 +434,7 @@ def test_equal_options_and_the_file_it_was_started_from_are_no_difference(finish
 
 def test_another_number_of_workers_says_why(finished: Path, golden: Golden) -> None:
     with golden.raises(ConfigError, match="1 workers"):
-        checkpoint.plan_resume(finished, {}, workers=2)
+        going_on.plan_resume(finished, {}, workers=2)
 
 
 def changed(run: Path, **changes: Any) -> Path:
@@ -452,7 +453,7 @@ def test_a_run_that_still_runs_is_refused(finished: Path, tmp_path: Path) -> Non
 
     still = rf"the run is still running \(process {os.getpid()} on \S+ since \S+\); wait for its"
     with pytest.raises(RecordError, match=still):
-        checkpoint.plan_resume(run, {}, workers=1)
+        going_on.plan_resume(run, {}, workers=1)
 
 
 def test_a_run_on_another_host_is_believed_until_it_has_been_silent(finished: Path, tmp_path: Path) -> None:
@@ -460,10 +461,10 @@ def test_a_run_on_another_host_is_believed_until_it_has_been_silent(finished: Pa
 
     seems = r"running \(process 7 on node9 since \S+, taken for alive until .* UTC, unless more is written\); stop"
     with pytest.raises(RecordError, match=seems):
-        checkpoint.plan_resume(run, {}, workers=1)
+        going_on.plan_resume(run, {}, workers=1)
     for path in run.iterdir():
         os.utime(path, (time.time() - 700, time.time() - 700))
-    assert checkpoint.plan_resume(run, {}, workers=1).finished == ""
+    assert going_on.plan_resume(run, {}, workers=1).finished == ""
 
 
 def test_another_data_set_or_library_is_refused_and_another_version_noted(finished: Path, golden: Golden) -> None:
@@ -476,17 +477,17 @@ def test_another_data_set_or_library_is_refused_and_another_version_noted(finish
     ):
         text = "a GPU" if name == "device" else value
         with golden.raises(BackendError, match=f"{name.replace('_', ' ')}.*{text}"):
-            checkpoint.require_same_run(finished, record, {**record.effective, name: value})
-    plan = checkpoint.plan_resume(finished, {"epochs": 3}, workers=1)
-    assert checkpoint.notes(plan, record.environment, record.effective) == []
-    assert checkpoint.notes(plan, {**record.environment, "torch": "9.9"}, record.effective) == [
+            going_on.require_same_run(finished, record, {**record.effective, name: value})
+    plan = going_on.plan_resume(finished, {"epochs": 3}, workers=1)
+    assert going_on.notes(plan, record.environment, record.effective) == []
+    assert going_on.notes(plan, {**record.environment, "torch": "9.9"}, record.effective) == [
         f"note: torch is 9.9, was {record.environment['torch']}: the run continues, but perhaps not bit for bit"
     ]
 
 
 def test_a_run_that_reached_its_target_is_finished_whatever_the_budget(tmp_path: Path, golden: Golden) -> None:
     assert train.main([*SMALL, "--target-mse", "10", "--out", str(tmp_path / "run")]) == 0
-    plan = checkpoint.plan_resume(tmp_path / "run", {"epochs": 9}, workers=1)
+    plan = going_on.plan_resume(tmp_path / "run", {"epochs": 9}, workers=1)
 
     golden(plan.finished, "MSE", "10")
 

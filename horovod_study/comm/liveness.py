@@ -128,7 +128,8 @@ class Liveness:
             if waited_s < self._timeout_s:
                 continue
             if self._backend is None:
-                launch, at = self._launch, os.environ.get("MASTER_ADDR") if self._launch.launcher != "torchrun" else ""
+                launch = self._launch
+                at = os.environ.get("MASTER_ADDR") if launch.launcher in ("mpirun", "srun") else ""
                 where = f" (at {at}:{os.environ.get('MASTER_PORT')})" if at else ""
                 self._end(
                     f"rank {launch.rank} of {launch.workers} waited {self._timeout_s:g} s for the other ranks to "

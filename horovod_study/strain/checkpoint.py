@@ -1,4 +1,4 @@
-"""Checkpoints, and how a run goes on from one.
+"""Checkpoints.
 
     runs/<study>/<key>/checkpoints/step-000001234.pt
 
@@ -7,43 +7,35 @@ and plain values. Its digest is the comment of the ZIP archive, `horovod_study s
 before the digits: a file that was cut short or has one bit flipped is known before anything in it is interpreted, and
 what is interpreted is data, never code. It is written completely or not at all. The newest two are kept; a damaged one
 is passed over for the older one, with a warning.
-
-`--resume` continues the run that was recorded, and no other one: it takes its configuration from run.json, and options
-given beside it must agree with that, or extend the budget.
 """
 
 import hashlib
 import io
 import os
-import platform
 import re
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from horovod_study import records
-from horovod_study.cluster import alive
-from horovod_study.config.documents import read_bytes
+from horovod_study.config.documents import open_file
 from horovod_study.config.doors import Form, conform
-from horovod_study.errors import BackendError, ConfigError, RecordError
+from horovod_study.errors import ConfigError, RecordError
 from horovod_study.files import result_folder, write_file, writing
 from horovod_study.records import CHECKPOINTS, checkpoint_paths, checkpoint_step
 from horovod_study.strain.model import StressCNN
-from horovod_study.strain.options import STRAIN, StrainConfig, parse_widths, strain_config
+from horovod_study.strain.options import parse_widths
 from horovod_study.text.progress import say
 
 SCHEMA = 1
 _MARK = b"horovod_study sha256 "
 _DIGITS = 64
-_MAX_BYTES = 1 << 34
 
 
 class Checkpoint(Form):
@@ -63,6 +55,17 @@ class Checkpoint(Form):
     widths: str
 
 
+class LoopState(BaseModel):
+    """What the loop of trainer.py needs of `progress` to go on."""
+
+    window_s: float
+    wall_s: float
+    evaluated: int
+    evaluation: dict[str, Any]
+    budget: list[float] | tuple[float, ...]
+    target_reached: bool
+
+
 _FIELDS = Checkpoint.model_fields
 
 
@@ -79,13 +82,18 @@ def encode(checkpoint: Checkpoint) -> bytes:
 
 def decode(data: bytes, source: str) -> Checkpoint:
     """Return the checkpoint in `data`; RecordError, naming `source`, when it is damaged, foreign or newer."""
-    body, digits = data[:-_DIGITS], data[-_DIGITS:]
-    if not body.endswith(_MARK):
+    if not _is_whole(data[-len(_MARK) - _DIGITS :]):
         raise RecordError(f"{source}: has no digest at its end: it was cut short, or not written by this program")
-    if hashlib.sha256(body).hexdigest().encode() != digits:
+    if hashlib.sha256(memoryview(data)[:-_DIGITS]).hexdigest().encode() != data[-_DIGITS:]:
         raise RecordError(f"{source}: is damaged: its content does not fit its SHA-256 digest")
     try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            promised = sum(each.file_size for each in archive.infolist())
+        if promised > len(data):  # torch.save packs nothing
+            raise RecordError(f"{source}: promises {promised:,} bytes in {len(data):,}; it is not of this program")
         content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except RecordError:
+        raise
     except Exception as error:  # PyTorch's own words end with how to load what can execute code, which nobody should
         executes = type(error).__name__ == "UnpicklingError"
         what = "objects that loading would execute" if executes else "a damaged archive"
@@ -94,6 +102,11 @@ def decode(data: bytes, source: str) -> Checkpoint:
     again = "update horovod_study if a newer one wrote it; else it is no checkpoint of this program"
     found: Checkpoint = conform(content, Checkpoint, source, again=again)
     return found
+
+
+def _is_whole(end: bytes) -> bool:
+    """Return whether these are the last bytes of a checkpoint."""
+    return end[:-_DIGITS] == _MARK
 
 
 def _plain(value: Any) -> Any:
@@ -165,7 +178,15 @@ def set_aside_newer(run_directory: Path, step: int) -> None:
 
 
 def _read(path: Path) -> bytes:
-    return read_bytes(path, again="name a checkpoint, or the directory of a run", max_bytes=_MAX_BYTES)
+    """Return the content of a file, or its end where that is none of a checkpoint, before gigabytes are read."""
+    try:
+        with open_file(path) as stream:
+            stream.seek(-min(len(_MARK) + _DIGITS, os.fstat(stream.fileno()).st_size), os.SEEK_END)
+            end = stream.read()
+            stream.seek(0)
+            return stream.read() if _is_whole(end) else end
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
 @contextmanager
@@ -189,109 +210,3 @@ def load_model(source: Path) -> tuple[StressCNN, NDArray[np.float64]]:
         model = StressCNN(widths=parse_widths(checkpoint.widths), input_scaling=checkpoint.input_scaling)
         model.load_state_dict(checkpoint.model)
     return model.eval(), np.array(checkpoint.target_bounds)
-
-
-# ------------------------------------------------------------------------------------------------ going on
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Resumption:
-    """A run that can be continued, as the attempt before left it, and the configuration to continue it with."""
-
-    directory: Path
-    record: records.RunRecord
-    config: StrainConfig
-    finished: str  # why nothing is left to do; "" when there is
-
-
-def plan_resume(directory: Path, given: Mapping[str, Any], *, workers: int) -> Resumption:
-    """Return how to continue the run in `directory` with the options `given` and `workers` processes.
-
-    Raises RecordError when the run still runs or cannot be read, ConfigError when it would become another run.
-    """
-    record = records.read_run(directory)
-    _require_ended(directory, record)
-    before = record.effective.get("workers", record.requested.get("workers"))
-    if before != workers:
-        what = f"the run has {before} workers, this launch has {workers}: its global batches would be other ones"
-        again = f"start {before} workers, or a new run with another --out"
-        raise ConfigError(f"{directory}: {what}, and it would not be the same run; {again}")
-    recorded = strain_config(
-        {name: value for name, value in record.requested.items() if name in STRAIN.options},
-        source=str(directory / records.MANIFEST),
-    )
-    budget = _budget(recorded)
-    asked = {name: value for name, value in given.items() if name not in STRAIN.budgets or value is not None}
-    for name in [name for name in STRAIN.budgets if name in asked and name != budget]:
-        started = f"the run was started with {budget} {getattr(recorded, budget):g}"
-        raise ConfigError(f"--resume {directory}: {name} is given, but {started}; extend that budget with --{budget}")
-    config = strain_config({**vars(recorded), **asked}, source=f"--resume {directory}")
-    for name in STRAIN.options:
-        old, new = getattr(recorded, name), getattr(config, name)
-        if old != new and not (name == budget and new > old):
-            again = "leave it out to continue that run, or start a new one with --out"
-            again = "a budget can only be extended" if name == budget else again
-            raise ConfigError(f"--resume {directory}: {name} is {new!r}, but the run was started with {old!r}; {again}")
-    finished, reached = "", getattr(config, budget)
-    if record.status == "done" and record.totals.get("target_reached"):
-        finished = f"it reached its target, a test MSE of {config.target_mse:g}"
-    elif record.status == "done" and reached == getattr(recorded, budget):
-        finished = f"its {reached:g} {budget} are trained; a larger --{budget} trains on"
-    return Resumption(directory=directory, record=record, config=config, finished=finished)
-
-
-def _budget(config: StrainConfig) -> str:
-    return next(name for name in STRAIN.budgets if getattr(config, name) is not None)
-
-
-def _require_ended(directory: Path, record: records.RunRecord) -> None:
-    """Raise RecordError for a run that goes on, as far as can be seen from here."""
-    if record.state() != "running":
-        return
-    where = f"process {record.pid} on {record.host} since {record.started}"
-    if record.host == platform.node():
-        raise RecordError(f"{directory}: the run is still running ({where}); wait for its end, or stop it first")
-    left_s = records.SILENT_S - records.silent_s(directory)
-    if left_s > 0:
-        end = alive.until(datetime.now(UTC).timestamp() + left_s)
-        raise RecordError(
-            f"{directory}: the run seems to be running ({where}, {end}, unless more is written); stop it, or, if that "
-            "host is gone or has another name now, try again then"
-        )
-
-
-def require_same_run(directory: Path, record: records.RunRecord, effective: Mapping[str, Any]) -> None:
-    """Raise BackendError when what is in effect now differs from what the run was recorded with."""
-    now, then = (
-        {name: each.get(name) for name in ("backend", "transport", "reduction", "workers", "dataset_digest")}
-        | {"device": "cpu" if each.get("device") == "cpu" else "a GPU"}
-        for each in (effective, record.effective)
-    )
-    for name, value in now.items():
-        if value != then[name]:
-            what = f"the run has {name.replace('_', ' ')} {then[name]}, this launch has {value}"
-            again = "start it as it was started, or start a new run with another --out"
-            raise BackendError(f"{directory}: {what}; {again}")
-
-
-def notes(resumption: Resumption, environment: Mapping[str, Any], effective: Mapping[str, Any]) -> list[str]:
-    """Say why the continuation may not be the uninterrupted run bit for bit, one line each; none if it is."""
-    config, record = resumption.config, resumption.record
-    now = {**environment, "device": effective["device"]}
-    then = {**record.environment, "device": record.effective.get("device")}
-    found = [
-        f"note: {name} is {now.get(name)}, was {then.get(name)}: the run continues, but perhaps not bit for bit"
-        for name in ("torch", "horovod", "mpi", "cpu_model", "package", "revision", "device")
-        if now.get(name) != then.get(name)
-    ]
-    if config.seconds is not None:
-        follows = f"schedule {config.schedule} follows the clock, the run continues but not bit for bit"
-        ends = "each step is that of the uninterrupted run bit for bit, but which one is the last follows the clock"
-        found.append(f"note: the budget is in seconds: {follows if config.schedule != 'constant' else ends}")
-    budget = _budget(config)
-    if config.schedule != "constant" and getattr(config, budget) != record.requested.get(budget):
-        found.append(
-            f"note: schedule {config.schedule} counts from the new end, {budget} {getattr(config, budget):g}: "
-            "this is not the run that such a budget would have been from its start"
-        )
-    return found

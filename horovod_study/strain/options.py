@@ -273,7 +273,8 @@ class StrainConfig(RunConfig, _Training):
             for name, asked in (("precision fp16", self.precision == "fp16"), ("compile", self.compile)):
                 if asked:
                     what = "kernels fused computes in fp32, tf32 and bf16, and without torch.compile"
-                    yield f"{what}; leave {name} out, or use kernels torch"
+                    instead = "use precision bf16" if "fp16" in name else "leave compile out"
+                    yield f"{what}; {instead}, or use kernels torch"
         if self.kernels == "native":
             for name, asked, instead in (
                 (f"precision {self.precision}", self.precision != "fp32", "precision fp32"),
@@ -294,11 +295,11 @@ class StrainConfig(RunConfig, _Training):
             yield "capture_sync needs cuda_graphs; add cuda_graphs, or leave capture_sync out"
         if self.backend not in ("auto", "ddp") or self.transport not in ("auto", "nccl"):
             found = f"backend is {self.backend!r} and transport {self.transport!r}"
-            yield f"capture_sync needs backend ddp over transport nccl, but {found}; use these, or leave it out"
+            yield f"capture_sync needs backend ddp over transport nccl, but {found}; use both, or leave capture_sync out"
         strict = self.timer_mode == "strict"
         for name, asked in (("timer_mode strict", strict), ("measure_ablation", self.measure_ablation)):
             if asked:
-                yield f"capture_sync leaves no average between graphs, which {name} needs; leave one of the two out"
+                yield f"capture_sync leaves nothing between graphs, where {name} looks; leave one of the two out"
 
 
 def _rate_of(requested: Mapping[str, Any], workers: int) -> float | None:

@@ -17,6 +17,7 @@ from torch import nn
 from horovod_study import records
 from horovod_study.comm import Backend, Launch, fail_together, gpus, open_backend, require_parity, traffic
 from horovod_study.comm.liveness import PATIENCE, Liveness, Stopped, StopRequest, signal_name
+from horovod_study.config.doors import conform
 from horovod_study.config.run import LAPS, ORDINARY_LAPS, asked_for, misplaced, requirements, unmet
 from horovod_study.errors import BackendError, DataError, StudyError
 from horovod_study.measure import environment
@@ -25,7 +26,7 @@ from horovod_study.measure.environment import affinity
 from horovod_study.measure.recorder import DRAIN_STEPS, Recorder
 from horovod_study.recording.rank import facts
 from horovod_study.recording.session import Session, settle
-from horovod_study.strain import checkpoint, profiling, synchronisation
+from horovod_study.strain import checkpoint, profiling, resume, synchronisation
 from horovod_study.strain import dataset as data
 from horovod_study.strain.graphs import CapturedStep
 from horovod_study.strain.loaders import feed, open_loader, resident
@@ -48,7 +49,7 @@ def run(
     *,
     out: Path | None,
     launch: Launch,
-    resumption: checkpoint.Resumption | None = None,
+    resumption: resume.Resumption | None = None,
     stop: StopRequest | None = None,
     again: bool = False,
 ) -> dict[str, Any]:
@@ -238,7 +239,7 @@ class Training:
         self.backend.zero_grad(self.optimizer)
         settle(self.device)
 
-    def begin(self, effective: dict[str, Any], resumption: checkpoint.Resumption | None) -> None:
+    def begin(self, effective: dict[str, Any], resumption: resume.Resumption | None) -> None:
         """Write the record before the first step, say what runs, and go on from a checkpoint. Collective."""
         config, backend, session, directory = self.config, self.backend, self.session, self.session.directory
         self.resumed = resumed = None if resumption is None else self._read_checkpoint(resumption, effective)
@@ -254,7 +255,7 @@ class Training:
             )
             if resumption is not None and resumed is not None:
                 say(f"resumed after step {resumed.step:,} with {directory / checkpoint.name_of(resumed.step)}")
-                for note in checkpoint.notes(resumption, session.record.environment, effective):
+                for note in resume.notes(resumption, session.record.environment, effective):
                     say(note)
             for doubt in session.doubts:
                 say(f"warning: {doubt}")
@@ -284,16 +285,22 @@ class Training:
         if backend.last_gradient is not None:
             self.liveness.watch(self.arithmetic, "backward")  # the wait for the others is in there
 
-    def _read_checkpoint(self, resumption: checkpoint.Resumption, effective: dict[str, Any]) -> checkpoint.Checkpoint:
+    def _read_checkpoint(self, resumption: resume.Resumption, effective: dict[str, Any]) -> checkpoint.Checkpoint:
         """Return the newest checkpoint of the run that goes on, whose directory is made ready for it. Collective."""
         is_root, directory, content = self.session.is_root, self.session.directory, b""
         with fail_together(self.backend):
             if is_root:  # the hosts of the others may not see the file
                 content = checkpoint.read_newest(directory)
         resumed = checkpoint.decode(self.backend.gather(content)[0], str(directory))
-        with fail_together(self.backend), checkpoint.fitting(directory):
+        conform(
+            resumed.progress,
+            checkpoint.LoopState,
+            f"{directory}: progress of its checkpoint",
+            again="start the run again",
+        )
+        with fail_together(self.backend):
             if is_root:
-                checkpoint.require_same_run(directory, resumption.record, effective)
+                resume.require_same_run(directory, resumption.record, effective)
                 checkpoint.set_aside_newer(directory, resumed.step)
                 records.truncate_epochs(directory, resumed.progress["evaluated"])
         return resumed
