@@ -46,6 +46,7 @@ def test_a_host_that_is_not_reached_is_named_and_nothing_starts(study: PairStudy
 
     assert code == 2, output
     assert "error: 1 of 2 hosts cannot be used (node2: ssh: connect to host node2 port 22: " in output.splitlines()[-1]
+    assert "(`horovod-study doctor --hosts node2`)" in output.splitlines()[-1]
     assert study.records() == []
     assert study.status()["counts"]["missing"] == len(RUNTIMES)
     assert study.left() == []

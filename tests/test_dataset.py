@@ -267,6 +267,28 @@ def test_a_truncated_file_is_named(small: Path, golden: Golden) -> None:
         dataset.open_dataset(small)
 
 
+def test_a_file_longer_than_its_head_tells_is_named(small: Path) -> None:
+    with (small / dataset.CURVES).open("ab") as stream:
+        stream.write(bytes(1000))
+
+    with pytest.raises(DataError, match=r"curves\.npy: has 2,413,128 bytes, its head tells of 2,412,128; "):
+        dataset.open_dataset(small)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"provenance": {}}, "generated sets have no provenance"),
+        ({"kind": "imported", "spec": "imported v1", "provenance": {}}, "imported sets have no noise_max_mpa"),
+    ],
+)
+def test_a_sidecar_of_two_kinds_is_refused(small: Path, changes: dict[str, object], message: str) -> None:
+    rewrite(small, **changes)
+
+    with pytest.raises(DataError, match=message):
+        dataset.open_dataset(small)
+
+
 def test_another_version_is_refused(small: Path, golden: Golden) -> None:
     sidecar = json.loads((small / dataset.SIDECAR).read_text())
     (small / dataset.SIDECAR).write_text(json.dumps({**sidecar, "spec": "shear-exp v2"}))

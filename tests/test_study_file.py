@@ -253,6 +253,10 @@ def test_the_trainer_is_told_what_it_can_check(tmp_path: Path) -> None:
         ("runtime: serial", "workers counts up to the cores of this machine"),
         ("workers: [2], placement: sprad", r"placement is 'sprad' \(did you mean 'spread'\?\)"),
         ("workers: [2], placement: list", "placement list needs the names of its nodes, and only list has any"),
+        (
+            "backend: [mpi], transport: [mpi]",
+            r"backend and transport are given; write runtime: \[horovod/mpi, ddp/gloo\]",
+        ),
         ("nodes: []", r"nodes is \[\]; give at least one value"),
         ("nodes: [0]", r"sweep: nodes\.0 is 0; it must be at least 1"),
     ],

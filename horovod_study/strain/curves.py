@@ -9,7 +9,6 @@ value and remedy. Nothing is unpickled. The law is fitted to the curves, which s
 curves that it does not describe. Letters: N curves, B of them in a block, n or L points, P = 2 targets.
 """
 
-import csv
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -211,7 +210,7 @@ def _check(curves: CurveSet, low: int, points: CurveBlock, *, any_modulus: bool)
 
     few = int((points.counts < 20).argmax())
     what = f"has {points.counts[few]} points, at least 20 are needed; remove it, or export more points"
-    _refuse(whose(points.starts[few]), (points.counts[few] < 20, what))
+    _refuse(f"{curves.path}, {curves.name(low + few)}", (points.counts[few] < 20, what))
     with np.errstate(all="ignore"):
         p = _facts(points)
         _hold(p, ((wrong(p), what, remedy) for wrong, what, remedy in _CHECKS[: -1 if any_modulus else None]), whose)
@@ -242,7 +241,7 @@ def _table(path: Path) -> pd.DataFrame:
     """Return a table with its lines or rows as index, which is named so; blank rows are left out."""
     again = "import a part of it, or X.npy and Y.npy, which are read in blocks"
     parquet = path.suffix.lower() in (".parquet", ".pq")
-    errors = (ValueError, OSError, MemoryError, csv.Error, pa.ArrowException)
+    errors = (ValueError, OSError, MemoryError, pa.ArrowException)
     with _reading(path, "is no table in UTF-8 below its names", _REWRITE, *errors):
         if parquet:
             with open_file(path) as stream:
@@ -252,16 +251,14 @@ def _table(path: Path) -> pd.DataFrame:
                 table.validate(full=True)  # also that texts are UTF-8
                 frame: pd.DataFrame = table.to_pandas(ignore_metadata=True)
         else:
+            mark = _mark(path)
             room.need_memory(path, 4 * path.stat().st_size, "reading it", again)
-            with open_file(path) as stream:
-                begin = "\n".join(stream.read(1 << 16).decode("utf-8-sig", "replace").splitlines()[:2])
-            mark = csv.Sniffer().sniff(begin, ";\t|, ").delimiter.replace(" ", r"\s+")
             frame = pd.read_csv(path, sep=mark, encoding="utf-8-sig", skip_blank_lines=False, low_memory=False)
     more = f"rows have more cells than the first line has names; decimal commas? {_REWRITE}"
     _refuse(str(path), (not isinstance(frame.index, pd.RangeIndex), more))
     frame.index = pd.RangeIndex(2 - parquet, 2 - parquet + len(frame), name="row" if parquet else "line")
     frame = frame.rename(columns=lambda name: str(name).strip()).dropna(how="all")
-    bases = [re.sub(r"\.\d+$", "", str(name)) for name in frame]  # "F.1" is the second "F" of a file
+    bases = [re.sub(r"\.\d+$", "", str(name)).strip() for name in frame]  # "F.1" is the second "F" of a file
     twice = [base for place, base in enumerate(bases) if base in bases[:place] and base in frame]
     _refuse(
         str(path),
@@ -269,6 +266,18 @@ def _table(path: Path) -> pd.DataFrame:
         (frame.empty, "has no rows; export it again"),
     )
     return frame
+
+
+def _mark(path: Path) -> str:
+    """Return what is between the columns: the mark of which the first two lines hold equally many."""
+    with open_file(path) as stream:
+        begin = stream.read(1 << 20).decode("utf-8-sig", "replace")
+    binary = "is no text in UTF-8; save the table as CSV"
+    _refuse(str(path), (not begin.strip(), "is empty; save the table as CSV"), ("\0" in begin, binary))
+    first, second, *_ = (*begin.splitlines(), "", "")
+    marks = [mark for mark in ";\t|," if mark in first]
+    alike = [mark for mark in marks if first.count(mark) == second.count(mark)]
+    return next(iter(alike), max(marks, key=first.count, default=r"\s+"))
 
 
 def _of_frame(path: Path, given: _Words, units: _Words, targets: Path | None) -> CurveSet:
@@ -464,6 +473,7 @@ def import_curves(
     few = few and f"{few}; every fourth is a test curve, 4 are needed at least; add some"
     once = f"has {found} targets G0 and a; give them once, as columns G0 and a, by --targets, or by --label lsq"
     _refuse(str(curves.path), (few, few), (unclear, once))
+    room.need_disk(out, curves.size * dataset.BYTES_PER_CURVE, f"a data set of {curves.size:,} curves")
     given = None if curves.targets is None else _labels(curves, curves.targets, target_bounds)
     fits, counts = _checked(curves, label, any_modulus, on_progress)
     targets, bounds, bounds_from = given or _labels(curves, fits[_LAW].to_numpy(), target_bounds)

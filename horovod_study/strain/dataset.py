@@ -93,10 +93,12 @@ class _SideCar(Form):
     def _agrees(self) -> "_SideCar":
         generated, bounds, blocks = self.kind == "generated", self.target_bounds, -(-self.size // self.block_rows)
         missing = {"seed", "noise_max_mpa"} if generated else {"provenance"}
+        foreign = {"seed", "noise_max_mpa", "provenance"} - missing
         of_the_law, made_by = material.TARGET_BOUNDS.tolist(), {"generated": material.SPEC, "imported": IMPORTED}
         for broken, text in (
             (self.spec != made_by[self.kind], f"spec is {self.spec}; {self.kind} sets have {made_by[self.kind]}"),
             *((getattr(self, name) is None, f"{name} is missing") for name in sorted(missing)),
+            *((getattr(self, name) is not None, f"{self.kind} sets have no {name}") for name in sorted(foreign)),
             (
                 [len(each) for each in bounds] != [2, 2] or any(low >= high for low, high in bounds),
                 f"target_bounds is {bounds}; it must be [[low, high] of G0 in MPa, [low, high] of a] with low < high",
@@ -418,7 +420,9 @@ def open_npy(path: Path, *, mode: Literal["r", "c"] = "r", holds: tuple[Any, ...
     is_now, expected = (found.dtype, found.shape), holds or ("real numbers", "of any shape")
     wrong = found.dtype.kind not in "fiu" or not found.size or holds not in ((), is_now)
     holds_now = f"holds {found.dtype} {found.shape}, expected are {' '.join(map(str, expected))}"
-    refuse(str(path), (wrong, f"{holds_now}; {remedy}"), error=DataError)
+    size, told = path.stat().st_size, found.offset + found.nbytes
+    other = f"has {size:,} bytes, its head tells of {told:,}; {remedy}"
+    refuse(str(path), (wrong, f"{holds_now}; {remedy}"), (size != told, other), error=DataError)
     return found
 
 

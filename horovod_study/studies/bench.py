@@ -763,5 +763,5 @@ def _short(cases: Sequence[Mapping[str, Any]]) -> str:
     failed = [case for case in cases if not case["passed"]]
     if failed:
         return f"{len(failed)} of {len(cases)} cases failed: {failed[0]['why']}"
-    worst = max(_size(tensor["relative_error"]) for case in cases for tensor in case["tensors"])
+    worst = max((_size(tensor["relative_error"]) for case in cases for tensor in case["tensors"]), default=0.0)
     return f"{len(cases)} cases passed, largest error {worst:.1e}"

@@ -659,7 +659,9 @@ def smoke_test(cells: Sequence[Cell], sites: Mapping[Placement, Site], grid: Gri
             slow = foreign and ended.state == attempts.TIMED_OUT
             if not ended.done and not slow:
                 reason = f"{ended.reason} ({ended.said})" if ended.state == attempts.TIMED_OUT else ended.reason
-                told = f"smoke test of {told} failed: {reason}; see {ended.log} and `horovod-study doctor`, "
+                there = f" --hosts {','.join(host.name for host in site.hosts)}" if not site.alone else ""
+                there = f" --partition {cell.placement.partition}" if site.allocation else there
+                told = f"smoke test of {told} failed: {reason}; see {ended.log} and `horovod-study doctor{there}`, "
                 raise StudyError(f"{told}or start without this test (--no-smoke)")
             show(console, f"  {'no failure in' if slow else 'passed after'} {duration(ended.seconds)}")
             passed.touch()
@@ -673,9 +675,12 @@ def _refuse_unreachable(cells: Sequence[Cell], sites: Mapping[Placement, Site]) 
         return
     with ThreadPoolExecutor(max_workers=min(len(away), 16)) as pool:
         answers = list(pool.map(lambda name: run_on(name, ("true",), timeout_s=15.0), away))
-    if lost := [f"{name}: {each.problem}" for name, each in zip(away, answers, strict=True) if each.problem]:
-        told = f"{len(lost)} of {len(hosts)} hosts cannot be used ({'; '.join(lost)}); nothing was started"
-        raise StudyError(f"{told}: fix that (`horovod-study doctor --hosts`), or leave them out (--hosts)")
+    if lost := {name: each.problem for name, each in zip(away, answers, strict=True) if each.problem}:
+        why = "; ".join(map(": ".join, lost.items()))
+        told = f"{len(lost)} of {len(hosts)} hosts cannot be used ({why}); nothing was started"
+        raise StudyError(
+            f"{told}: fix that (`horovod-study doctor --hosts {','.join(lost)}`), or leave them out (--hosts)"
+        )
 
 
 def _small_config(config: Configuration) -> Configuration:

@@ -334,6 +334,8 @@ def load_study(path: Path) -> StudyConfig:
     content, source = load_yaml(path), str(path)
     file: StudyFile = accept(StudyFile, content, source)
     workload = scripted(path, content) or find_workload(file.workload, beside=path.parent)
+    pairs = "backend and transport are given; write runtime: [horovod/mpi, ddp/gloo]"
+    refuse(f"{source}: sweep", ({"backend", "transport"} <= {*(file.sweep or {})} - {*workload.sweepable}, pairs))
     told = accept(sweep_form(workload), file.sweep or {}, f"{source}: sweep")
     axes, fixed = told.pop("zip", None) or (), dict(file.run or {})
     sweep = {name: values and tuple(dict.fromkeys(values)) for name, values in told.items()}
