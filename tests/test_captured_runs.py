@@ -281,6 +281,5 @@ def test_every_command_takes_a_study_of_both_kinds(tmp_path: Path, capsys: pytes
     text = call("explain", "--part", "steps", one)[1]
     assert re.search(r"compute +sync +update +unexplained", text) and "forward" not in text
     code, text = call("explain", "--part", "account", tmp_path / "runs")
-    assert code == 0 and re.search(r"\n +compute .* its growth holds that of update, which one worker has", text)
-    assert all(re.search(rf"\n +{lap} .* inside compute\n", text) for lap in ("data", "forward", "backward"))
+    assert code == 0 and re.search(r"data +compute +forward", text)
     assert records.read_run(one).totals["forward_s"] is None

@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from make.wording import Golden
 from torch.nn.functional import mse_loss
 
+from horovod_study.config.doors import conform
 from horovod_study.errors import RecordError
 from horovod_study.recording.rank import facts
 from horovod_study.records import CHECKPOINTS, checkpoint_paths
 from horovod_study.strain import checkpoint
-from horovod_study.strain.checkpoint import Checkpoint, decode, encode, load_model, read_newest, save
+from horovod_study.strain.checkpoint import Checkpoint, LoopState, decode, encode, load_model, read_newest, save
 from horovod_study.strain.model import StressCNN
 
 BOUNDS = ((1000.0, 3000.0), (5.0, 25.0))
@@ -287,3 +288,14 @@ def test_random_files_are_refused_not_crashed_on(tmp_path: Path, golden: Golden)
         (tmp_path / "f.pt").write_bytes(b"PK\x03\x04" + random.randbytes(size))
         with golden.raises(RecordError):
             load_model(tmp_path / "f.pt")
+
+
+def test_what_the_loop_needs_of_a_checkpoint_is_named() -> None:
+    state = {"window_s": 1.0, "wall_s": 2, "evaluated": 3, "evaluation": {}, "budget": [1, 2.0, 3.0]}
+    assert conform({**state, "target_reached": False, "scaler": {}}, LoopState, "d")
+    for content, message in (
+        (state, "d: target_reached is missing"),
+        ({**state, "target_reached": False, "budget": ["x"]}, "d: budget.0 is 'x'"),
+    ):
+        with pytest.raises(RecordError, match=f"^{message}"):
+            conform(content, LoopState, "d")

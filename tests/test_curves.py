@@ -374,6 +374,7 @@ def test_targets(tmp_path: Path) -> None:
     refuse(normalised * 1.9, "allowed is 1000 to 3000", target_bounds=material.TARGET_BOUNDS)
     refuse(TESTS.targets[:7], r"has shape \(7, 2\), needed is \(8, 2\)")
     refuse(TESTS.targets, "has other targets", label="lsq")
+    refuse(TESTS.targets, "--label 'guess' is not known; allowed: lsq", label="guess")
     (folder / "parameter.train").unlink()
     not_imported(tmp_path, folder, "has no targets G0 and a", "--targets, or by --label lsq")
 

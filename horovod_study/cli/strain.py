@@ -64,7 +64,7 @@ def _import_arguments(add: Parser) -> None:
     add("--columns", metavar="strain=NAME,...", help="names of the columns strain, stress, specimen, G0 and a")
     add("--units", metavar="strain=UNIT,...", help="units, where the file does not say: 1, %%, mm/m, Pa, psi, ...")
     add("--targets", type=Path, metavar="FILE", help="a table with specimen, G0 (MPa), a; or a .npy file (N, 2)")
-    add("--label", choices=("lsq",), help="take G0 and a from a least-squares fit, where no file gives them")
+    add("--label", metavar="lsq", help="take G0 and a from a least-squares fit, where no file gives them")
     bounds = "what is 0 and what is 1 for G0 in MPa and for a (default: minimum and maximum of the training set)"
     low_high = ("G0_LOW", "G0_HIGH", "A_LOW", "A_HIGH")
     add("--target-bounds", type=float, nargs=4, metavar=low_high, help=bounds, more=True)

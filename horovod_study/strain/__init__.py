@@ -15,5 +15,6 @@ native          loss, gradients and update by code made for this network on a CP
 synchronisation what a synchronisation is made of, and what a step takes without it, in further steps
 profiling       further steps under a profiler, operations that wait for the device, and Horovod's own timeline
 scratch         steps that leave no trace, after which the model is put back
-checkpoint      resumable state on disk, and what a resumed run may change: nothing but its budget
+checkpoint      resumable state on disk
+resume          what a resumed run may change: nothing but its budget
 """

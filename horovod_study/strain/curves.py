@@ -468,6 +468,7 @@ def import_curves(
     initial slope. Raises DataError for whatever is wrong with the files; nothing is written then.
     """
     dataset.require_new(out)
+    _refuse("", (label not in (None, "lsq"), f"--label {label!r} is not known; allowed: lsq"))
     few = f"holds {plural(curves.size, 'curve')} ({', '.join(curves.names or ())})" if curves.size < 4 else ""
     unclear, found = (curves.targets is None) == (label is None), "no" if label is None else "other"
     few = few and f"{few}; every fourth is a test curve, 4 are needed at least; add some"

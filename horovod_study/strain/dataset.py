@@ -416,7 +416,9 @@ def open_npy(path: Path, *, mode: Literal["r", "c"] = "r", holds: tuple[Any, ...
         open_file(path).close()
         found: np.memmap[Any, Any] = np.lib.format.open_memmap(path, mode=mode)
     except Exception as error:  # numpy's reader of heads raises whatever Python's parser does
-        raise DataError(f"{path}: is no whole .npy file of numbers ({first_line(error)[:100]}); {remedy}") from None
+        held = f" in {path.stat().st_size:,} bytes" if path.is_file() else ""
+        why = f"is no whole .npy file of numbers{held} ({first_line(error)[:100]})"
+        raise DataError(f"{path}: {why}; {remedy}") from None
     is_now, expected = (found.dtype, found.shape), holds or ("real numbers", "of any shape")
     wrong = found.dtype.kind not in "fiu" or not found.size or holds not in ((), is_now)
     holds_now = f"holds {found.dtype} {found.shape}, expected are {' '.join(map(str, expected))}"

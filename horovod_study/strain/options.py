@@ -273,7 +273,7 @@ class StrainConfig(RunConfig, _Training):
             for name, asked in (("precision fp16", self.precision == "fp16"), ("compile", self.compile)):
                 if asked:
                     what = "kernels fused computes in fp32, tf32 and bf16, and without torch.compile"
-                    instead = "use precision bf16" if "fp16" in name else "leave compile out"
+                    instead = "use precision bf16 in place of fp16" if "fp16" in name else "leave compile out"
                     yield f"{what}; {instead}, or use kernels torch"
         if self.kernels == "native":
             for name, asked, instead in (
@@ -295,7 +295,7 @@ class StrainConfig(RunConfig, _Training):
             yield "capture_sync needs cuda_graphs; add cuda_graphs, or leave capture_sync out"
         if self.backend not in ("auto", "ddp") or self.transport not in ("auto", "nccl"):
             found = f"backend is {self.backend!r} and transport {self.transport!r}"
-            yield f"capture_sync needs backend ddp over transport nccl, but {found}; use both, or leave capture_sync out"
+            yield f"capture_sync needs backend ddp over transport nccl, but {found}; use both, or leave it out"
         strict = self.timer_mode == "strict"
         for name, asked in (("timer_mode strict", strict), ("measure_ablation", self.measure_ablation)):
             if asked:
