@@ -39,6 +39,7 @@ STATS, COSTS, POINTS = "analysis/stats.py", "analysis/costs.py", "analysis/serie
 SPLIT, USL, LEDGER = "analysis/steps/breakdown.py", "analysis/laws/costs.py", "studies/ledger.py"
 RECORD, WRITER = "records/model.py", "records/writer.py"
 BASE, MPI, LIVENESS = "comm/base.py", "comm/mpi.py", "comm/liveness.py"
+DATASET = "strain/dataset.py"
 
 TESTS = {
     STATS: ("test_stats.py",),
@@ -50,6 +51,7 @@ TESTS = {
     **dict.fromkeys((RECORD, WRITER), ("test_records.py", "test_recorder.py")),
     **dict.fromkeys((BASE, MPI), ("test_comm.py",)),
     LIVENESS: ("test_liveness.py",),
+    DATASET: ("test_dataset.py",),
 }
 
 FAULTS = (  # file, what the line says, what it says instead
@@ -62,7 +64,6 @@ FAULTS = (  # file, what the line says, what it says instead
     (STATS, "squares = each**2 / freedom", "squares = each / freedom"),
     (STATS, "math.sqrt(MEDIAN_VARIANCE * variance)", "math.sqrt(variance)"),
     (STATS, "variance = max(own, (prior", "variance = min(own, (prior"),
-    (STATS, "betainc(hits, n - hits + 1, p)", "betainc(hits, n - hits, p)"),
     (COSTS, "return 2 * (n - 1) / n", "return (n - 1) / n"),
     (COSTS, "return np.ceil(np.log2(n) - 1e-9) + 0.0", "return np.floor(np.log2(n) - 1e-9) + 0.0"),
     (COSTS, '"Rabenseifner": float(2 * rounds(n)', '"Rabenseifner": float(rounds(n)'),
@@ -91,6 +92,7 @@ FAULTS = (  # file, what the line says, what it says instead
     (MPI, "self._missing[self._next] <= 0:", "self._missing[self._next] <= 1:"),
     (MPI, "for row in others[rank:]:", "for row in others[rank + 1:]:"),
     (MPI, "total * server // servers for server", "total // servers * server for server"),
+    (DATASET, "(size != told, other)", "(size < told, other)"),
     (LIVENESS, "and waited_s < self._timeout_s * self.patience", "and waited_s < self._timeout_s"),
     (LIVENESS, "if not self._call or self._call is not call:", "if not self._call:"),
 )
