@@ -439,7 +439,7 @@ def test_no_data_set_of_another_size_stands_in_for_our_own_training():
         (
             "horovod-study record --out runs/2w -- horovodrun -np 2 python train.py --batch-size=32",
             (32, 16),  # strong scaling: one worker with all of the smallest global batch
-            "horovod-study record --out runs/1w -- horovodrun -np 1 python train.py --batch-size=32",
+            "horovod-study record --out runs/1w -- horovodrun -np 1 python train.py --batch-size=64",
         ),
     ],
 )
